@@ -1,0 +1,68 @@
+# Every path here is relative, so the checkout may live in a folder with spaces in its name.
+
+PYTHON := .venv/bin/python
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint format clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(INSTALLED)  ## create .venv and install the package and its tools into it
+
+demo: $(INSTALLED)  ## infer the parameters of an example model
+	$(PYTHON) examples/hierarchical.py
+
+test: $(INSTALLED)  ## run the tests
+	$(PYTHON) -m pytest
+
+test-slow: $(INSTALLED)  ## run the tests that take longer
+	$(PYTHON) -m pytest -m slow
+
+lint: $(INSTALLED)  ## check formatting, style and types
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+
+format: $(INSTALLED)  ## format the code and mend what can be mended
+	$(PYTHON) -m ruff check --fix-only .
+	$(PYTHON) -m ruff format .
+
+clean:  ## remove .venv and everything generated
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An install is bound to the folder it was made in (scripts and the editable package hold its path), so the stamp holds
+# that folder's name, and a checkout that was moved or copied gets a new one.
+BOUND_HERE := [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$$(pwd -P)" ] && $(PYTHON) -c '' 2>/dev/null
+ifneq ($(shell $(BOUND_HERE) || echo stale),)
+.PHONY: $(INSTALLED)
+endif
+
+# The stamp goes first and is written last: an install that fails is never taken for one that succeeded.
+# Bytecode is compiled here because with PYTHONDONTWRITEBYTECODE set every later import would parse its sources again.
+$(INSTALLED): pyproject.toml
+	@set -e; \
+	$(BOUND_HERE) && reuse=yes || reuse=no; \
+	rm -f $(INSTALLED); \
+	if [ $$reuse = no ]; then \
+	  found=; \
+	  for candidate in python3 python3.13 python3.12 python3.11; do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      found=$$candidate; break; \
+	    fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "make: Python 3.11 or newer is needed: none of python3, python3.13, python3.12, python3.11 on PATH is" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "Creating .venv with $$("$$found" --version)"; \
+	  rm -rf .venv; \
+	  if command -v uv >/dev/null; then uv venv --quiet --seed --python "$$("$$found" -c 'import sys; print(sys.executable)')" .venv; \
+	  else "$$found" -m venv .venv; fi; \
+	fi; \
+	echo "Installing cpejax and its tools (a few minutes the first time)"; \
+	if command -v uv >/dev/null; then uv pip install --quiet --compile-bytecode --python $(PYTHON) -e '.[dev]'; \
+	else $(PYTHON) -m pip install --quiet --compile --disable-pip-version-check -e '.[dev]'; fi; \
+	pwd -P >$(INSTALLED)

@@ -1,0 +1,207 @@
+"""Where everything stands in the ancestral flow: which columns each node reads, at which plates, in which order.
+
+A *node* is one coordinate of one member of a site; members of a plate share its weights. Nodes that read at the same
+plates form a *group* and are computed together, by batched products. Values are held in *tables*, one for each kind (data,
+parameters) and set of plates, with an axis for each plate and one for columns; a node reads columns by number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from cpejax._graph import Graph
+from cpejax._invert import PosteriorProgram
+
+Plates = tuple[str, ...]
+
+
+class Table(NamedTuple):
+    """The name of a table: `"data"` or `"parameters"`, and its plates."""
+
+    kind: str
+    plates: Plates
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The columns that the nodes of a group read from one table: `columns[node]`, padded with the zero column."""
+
+    table: Table
+    columns: np.ndarray
+    counts: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One network of a group, at `plates`: it reads tables and messages, and its output is pooled over `pool`.
+
+    The last stage of a group is at the group's own plates, has `pool=None`, and gives the context.
+    """
+
+    plates: Plates
+    pool: str | None
+    readings: tuple[Reading, ...]
+    messages: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Nodes with the same plates and the same stages."""
+
+    plates: Plates
+    nodes: tuple[tuple[str, int], ...]  # (site, coordinate)
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Consecutive levels that are computed by the same code: `sites[level][position]`, all of one group."""
+
+    group: int
+    sites: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The whole plan. Equality is identity: it is static in compiled functions."""
+
+    posterior: PosteriorProgram
+    sizes: dict[str, int]  # coordinates of one member of each parameter site
+    widths: dict[Table, int]  # columns of each table, the zero column (last but one) and the waste column (last) included
+    features: dict[str, tuple[Table, slice]]  # where a site's features are
+    chain: dict[str, slice]  # where the coordinates of a site with several are, for those that come after in its chain
+    groups: tuple[Group, ...]
+    runs: tuple[Run, ...]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, coupled plates unrolled."""
+        return self.posterior.graph
+
+    def shape(self, plates: Plates) -> tuple[int, ...]:
+        """The sizes of some plates."""
+        return tuple(self.graph.plates[p] for p in plates)
+
+
+def layout(posterior: PosteriorProgram, sizes: dict[str, int], features: dict[str, int]) -> Layout:
+    """Plan the flow for a posterior program.
+
+    **Arguments:** `sizes`, the coordinates of one member of each parameter; `features`, the feature columns of one member
+    of each site.
+    """
+    graph = posterior.graph
+    order = tuple(graph.plates)
+    plates = {n: tuple(p for p in order if p in s.plates) for n, s in graph.sites.items()}
+    widths: dict[Table, int] = {}
+    where: dict[str, tuple[Table, slice]] = {}
+    chain: dict[str, slice] = {}
+    for name, site in graph.sites.items():
+        table = Table("data" if site.observed else "parameters", plates[name])
+        start = widths.get(table, 0)
+        where[name] = (table, slice(start, start + features[name]))
+        widths[table] = start + features[name]
+        if not site.observed and sizes[name] > 1:
+            chain[name] = slice(widths[table], widths[table] + sizes[name])
+            widths[table] += sizes[name]
+    widths = {table: width + 2 for table, width in widths.items()}
+
+    signature: dict[str, tuple] = {name: _stages(posterior, name, plates) for name in posterior.order}
+    groups, group_of = [], {}
+    for sign in dict.fromkeys(signature.values()):
+        members = [n for n in posterior.order if signature[n] == sign]
+        nodes = tuple((n, k) for n in members for k in range(sizes[n]))
+        group_of.update(dict.fromkeys(members, len(groups)))
+        stages = []
+        for at, pool, messages in sign:
+            readings = _readings(posterior, nodes, set(at), where, chain, widths, plates)
+            stages.append(Stage(at, pool, readings, messages))
+        groups.append(Group(plates[members[0]], nodes, tuple(stages)))
+    runs = _runs(posterior, group_of, sizes, features)
+    return Layout(posterior, sizes, widths, where, chain, tuple(groups), runs)
+
+
+def _stages(posterior: PosteriorProgram, name: str, plates: dict[str, Plates]) -> tuple:
+    """The stages of a site's context: (plates, plate to pool, stages whose messages arrive), innermost first.
+
+    What a site reads in plates it is not in is pooled one plate at a time, the innermost first, so that a summary of
+    each group exists before the groups are pooled.
+    """
+    graph = posterior.graph
+    own = set(plates[name])
+    order = tuple(graph.plates)
+    # A plate nested in another has fewer sites than it.
+    depth = {p: (sum(p in s.plates for s in graph.sites.values()), p) for p in order}
+
+    def inner(at: frozenset[str]) -> str:
+        return min(at - own, key=depth.__getitem__)
+
+    levels: set[frozenset[str]] = {frozenset(own)}
+    for parent in posterior.parents[name]:
+        at = frozenset(own | set(plates[parent]))
+        while at not in levels:
+            levels.add(at)
+            at = at - {inner(at)}
+    ordered = sorted(levels, key=lambda at: (-len(at), sorted(at)))
+    out = []
+    for i, at in enumerate(ordered):
+        arriving = tuple(j for j in range(i) if ordered[j] != own and ordered[j] - {inner(ordered[j])} == at)
+        out.append((tuple(p for p in order if p in at), inner(at) if at != own else None, arriving))
+    return tuple(out)
+
+
+def _readings(
+    posterior: PosteriorProgram,
+    nodes: tuple[tuple[str, int], ...],
+    at: set[str],
+    where: dict[str, tuple[Table, slice]],
+    chain: dict[str, slice],
+    widths: dict[Table, int],
+    plates: dict[str, Plates],
+) -> tuple[Reading, ...]:
+    """What each node reads at some plates: all its parents there or further out, and what precedes it in its chain."""
+    found: dict[Table, list[list[int]]] = {}
+    for i, (name, k) in enumerate(nodes):
+        for parent in posterior.parents[name]:
+            if set(plates[parent]) <= at:
+                table, columns = where[parent]
+                found.setdefault(table, [[] for _ in nodes])[i] += range(columns.start, columns.stop)
+        if k > 0:
+            table, _ = where[name]
+            found.setdefault(table, [[] for _ in nodes])[i] += range(chain[name].start, chain[name].start + k)
+    out = []
+    for table, rows in found.items():
+        width = max(len(row) for row in rows)
+        zero = widths[table] - 2
+        columns = np.array([row + [zero] * (width - len(row)) for row in rows], np.int32)
+        out.append(Reading(table, columns, np.array([len(row) for row in rows])))
+    return tuple(out)
+
+
+def _runs(
+    posterior: PosteriorProgram, group_of: dict[str, int], sizes: dict[str, int], features: dict[str, int]
+) -> tuple[Run, ...]:
+    """The sites in sampling order, in runs of levels that look the same."""
+    runs: list[Run] = []
+    kinds: list[list] = []
+
+    def kind(name: str) -> tuple:
+        return posterior.graph.sites[name].shape, sizes[name], features[name]
+
+    previous = [-1, -1]
+    for depth, level in enumerate(posterior.levels):
+        by_group: dict[int, list[str]] = {}
+        for name in level:
+            by_group.setdefault(group_of[name], []).append(name)
+        for group, names in by_group.items():
+            look = [kind(n) for n in names]
+            alone = len(by_group) == 1
+            if alone and runs and previous == [group, depth - 1] and kinds[-1] == look:
+                runs[-1] = Run(group, (*runs[-1].sites, tuple(names)))
+            else:
+                runs.append(Run(group, (tuple(names),)))
+                kinds.append(look)
+            previous = [group if alone else -1, depth]
+    return tuple(runs)

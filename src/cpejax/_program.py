@@ -1,0 +1,525 @@
+"""Reading a NumPyro program: its sites, and what each site's distribution depends on."""
+
+from __future__ import annotations
+
+import copy
+import linecache
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jaxtyping import Array
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.ops.provenance import eval_provenance
+from numpyro.primitives import Messenger
+
+Program = Callable[..., Any]
+
+
+class Simulator(dist.Distribution):
+    """A data site whose distribution can be sampled but not evaluated.
+
+    **Arguments:**
+
+    - `fn`: the simulator. `fn(key, *args)` in JAX; with `host=True` a NumPy function `fn(rng, *args)` that gets a
+        `numpy.random.Generator`. It returns one row, an array of shape `event_shape`.
+    - `*args`: what the simulator reads, usually parameters. Inside plates each argument is split into rows: its
+        trailing axes that do not belong to the plates are the row. `beta` of shape `(8, 2)` in a plate of 8 becomes 8
+        rows of shape `(2,)`, and a vector of shape `(5,)` goes whole to each of the 8.
+    - `event_shape`: the shape of one row of data.
+    - `vectorized`: `fn` takes all rows at once: each argument has a leading axis over rows, and so has the result.
+        Rows must not influence one another. On the host all rows of a call share one `rng`.
+    - `host`: `fn` is NumPy, or anything else that JAX cannot trace; it is called through `jax.pure_callback`.
+    - `event_dims`: the number of row axes of each argument, for the case where the rule above is ambiguous (a vector of
+        8 numbers that every member of a plate of 8 should see whole has `event_dims` 1).
+
+    ??? example
+
+        ```python
+        import cpejax as cpe, jax, numpyro, numpyro.distributions as dist
+
+        def simulator(key, rate):
+            return jax.random.poisson(key, rate, (3,)).astype(float)
+
+        def program():
+            rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+            numpyro.sample("counts", cpe.Simulator(simulator, rate, event_shape=(3,)))
+        ```
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("args",)
+    pytree_aux_fields = ("fn", "vectorized", "host", "event_dims")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        event_shape: tuple[int, ...] = (),
+        vectorized: bool = False,
+        host: bool = False,
+        event_dims: tuple[int, ...] | None = None,
+    ):
+        if not callable(fn):
+            raise TypeError(f"Simulator needs a function fn(key, *args) first, but found {type(fn).__name__}.")
+        if event_dims is not None and len(event_dims) != len(args):
+            raise ValueError(f"Simulator has {len(args)} arguments, but event_dims has {len(event_dims)} entries.")
+        self.fn = fn
+        self.args = tuple(_array(a, i) for i, a in enumerate(args))
+        self.vectorized = vectorized
+        self.host = host
+        self.event_dims = None if event_dims is None else tuple(event_dims)
+        super().__init__(batch_shape=(), event_shape=tuple(event_shape), validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    def expand(self, batch_shape: Sequence[int]) -> Simulator:
+        new = copy.copy(self)
+        new._batch_shape = tuple(batch_shape)
+        return new
+
+    def rows(self, shape: tuple[int, ...] | None = None) -> tuple[Array, ...]:
+        """The arguments, one row for each member of the plates (`shape`, if not given): arrays `(*shape, *row)`."""
+        shape = self.batch_shape if shape is None else shape
+        out = []
+        for i, arg in enumerate(self.args):
+            if self.event_dims is None:
+                event = next(e for e in range(arg.ndim + 1) if _broadcasts(arg.shape[: arg.ndim - e], shape))
+            else:
+                event = self.event_dims[i]
+                if event > arg.ndim or not _broadcasts(arg.shape[: arg.ndim - event], shape):
+                    raise ValueError(
+                        f"Argument {i} of {self._name} has shape {arg.shape} and event_dims {event}, "
+                        f"but the axes before its last {event} must fit the plates, which have shape {shape}."
+                    )
+            row = arg.shape[arg.ndim - event :]
+            lead = arg.reshape((1,) * (len(shape) + event - arg.ndim) + arg.shape)
+            out.append(jnp.broadcast_to(lead, shape + row))
+        return tuple(out)
+
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        shape = tuple(sample_shape) + self.batch_shape
+        n, plates = math.prod(shape), len(self.batch_shape)
+        rows = [
+            jnp.broadcast_to(r, shape + r.shape[plates:]).reshape((n, *r.shape[plates:])) for r in self.rows()
+        ]
+        if self.host:
+            out = self._call_host(jax.random.split(key, n), rows)
+        elif self.vectorized:
+            out = self._checked(self.fn(key, *rows), n)
+        else:
+            out = jax.vmap(lambda k, *row: self._checked(self.fn(k, *row)))(jax.random.split(key, n), *rows)
+        return out.reshape(shape + self.event_shape)
+
+    def _call_host(self, keys: Array, rows: list[Array]) -> Array:
+        seeds = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
+        dtype, n = jnp.result_type(float), len(seeds)
+        arguments = (seeds, *rows)
+        row_ndims = [a.ndim - 1 for a in arguments]
+
+        def call(*arguments: Any) -> np.ndarray:
+            # Under vmap every argument comes with further leading axes; to the simulator they are only more rows.
+            lead = np.shape(arguments[0])[:-1]
+            seeds, *flat = (
+                np.asarray(a).reshape((-1, *np.shape(a)[np.ndim(a) - e :]))
+                for a, e in zip(arguments, row_ndims, strict=True)
+            )
+            if self.vectorized:
+                out = self._checked(self.fn(np.random.default_rng(seeds[0]), *flat), len(seeds))
+            else:
+                each = zip(seeds, *flat, strict=True)
+                out = np.stack([self._checked(self.fn(np.random.default_rng(s), *row)) for s, *row in each])
+            return np.asarray(out, dtype).reshape(lead + self.event_shape)
+
+        result = jax.ShapeDtypeStruct((n, *self.event_shape), dtype)
+        return jax.pure_callback(call, result, *arguments, vmap_method="broadcast_all")
+
+    def _checked(self, out: Any, rows: int | None = None) -> Any:
+        """What `fn` returned, as floats, if it has the shape of one row of data or of that many `rows`."""
+        expected = self.event_shape if rows is None else (rows, *self.event_shape)
+        if np.shape(out) != expected:
+            many = "" if rows is None else f" for {rows} rows at once (vectorized=True)"
+            raise ValueError(
+                f"{self._name} returned shape {np.shape(out)}{many}, expected {expected}. Simulator(..., event_shape="
+                f"{self.event_shape}) says that one row of data has shape {self.event_shape}: mend one or the other."
+            )
+        return np.asarray(out, float) if self.host else jnp.asarray(out, float)
+
+    @property
+    def _name(self) -> str:
+        return f"simulator '{getattr(self.fn, '__name__', type(self.fn).__name__)}'"
+
+    def log_prob(self, value: Any, intermediates: Any = None) -> Array:
+        raise NotImplementedError(
+            "A cpe.Simulator has no density: it can only be sampled. Use cpe.fit, which needs none; "
+            "to use MCMC, write the site with a NumPyro distribution instead."
+        )
+
+
+def _array(arg: Any, i: int) -> Array:
+    try:
+        return jnp.asarray(arg)
+    except TypeError:
+        raise TypeError(
+            f"Simulator argument {i} is a {type(arg).__name__}, expected a number or an array. Pass parameters as arrays, "
+            "one argument each; settings go into the function itself (a closure or functools.partial)."
+        ) from None
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def unwrap(fn: dist.Distribution) -> dist.Distribution:
+    """The distribution inside `expand`, `to_event` and `mask`."""
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+class RawSite(NamedTuple):
+    """What a trace tells of one `sample` site, before the graph is made."""
+
+    fn: dist.Distribution
+    shape: tuple[int, ...]
+    dims: tuple[str | None, ...]  # the plate that each axis of the value belongs to, if any
+    has_obs: bool
+    parents: frozenset[str] = frozenset()
+    mixed: tuple[tuple[str, str], ...] = ()  # (parent, plate): reads other members' values of that parent
+
+
+Visit = Callable[[str, dict[str, Any]], None]
+
+
+class Run(Messenger):
+    """Runs a program with the values of its sample sites given, and keeps each site's distribution.
+
+    Sites in `values` get that value, also those with `obs=`; the others are drawn. `visit(name, message)` is
+    called at each sample site, after its value is set.
+    """
+
+    def __init__(self, program: Program, values: Mapping[str, Any], visit: Visit | None = None):
+        super().__init__(program)
+        self.values = values
+        self.visit = visit
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "control_flow":
+            raise ValueError(_HIDDEN.format("uses numpyro.contrib.control_flow (scan or cond)"))
+        if msg["type"] == "param":
+            raise ValueError(
+                f"Site '{msg['name']}' is a numpyro.param, which has no prior. Make it a numpyro.sample site, or a constant."
+            )
+        if msg["type"] == "plate" and (msg["args"][1] or msg["args"][0]) < msg["args"][0]:
+            raise ValueError(
+                f"Plate '{msg['name']}' subsamples {msg['args'][1]} of {msg['args'][0]} members. "
+                "Simulations need them all: remove subsample_size."
+            )
+        if msg["type"] != "sample":
+            return
+        name, fn = msg["name"], msg["fn"]
+        if msg["kwargs"].get("sample_shape"):  # outside plates; inside, the plate has done the same
+            msg["fn"] = fn.expand(msg["kwargs"]["sample_shape"] + fn.batch_shape)
+            msg["kwargs"]["sample_shape"] = ()
+        if name in self.values:
+            msg["value"] = self.values[name]
+        elif msg["is_observed"] and not isinstance(unwrap(fn), dist.Unit):
+            msg["value"], msg["is_observed"] = None, False
+            msg["infer"] = {**msg["infer"], "was_observed": True}
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and self.visit is not None:
+            self.visit(msg["name"], msg)
+
+
+def run(
+    program: Program,
+    values: Mapping[str, Any],
+    visit: Visit | None = None,
+    key: Array | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Run `program` once, with `values` for the sites named there; see `Run`."""
+    key = jax.random.key(0) if key is None else key
+    with handlers.seed(rng_seed=key):
+        return Run(program, values, visit)(*args, **(kwargs or {}))
+
+
+def read(program: Program, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> dict[str, RawSite]:
+    """The sample sites of a program, in its order, with their dependencies.
+
+    No simulator is called: the program is only traced by JAX. Where members of a plate meet in a common plate again, it
+    is also run a few times on drawn parameters, without its simulators (`_mixed`).
+    """
+    sites: dict[str, RawSite] = {}
+    try:
+        values = _trace(program, sites, args, kwargs)
+        parents = _parents(program, values, args, kwargs)
+    except Exception as error:
+        explained = _explained(error, list(sites))
+        if explained is not None:
+            raise explained from error
+        if sites:
+            error.add_note(f"This happened in the program after site '{list(sites)[-1]}'.")
+        raise
+    for name, site in sites.items():
+        sites[name] = site._replace(parents=parents[name] - {name})
+    mixed = _mixed(program, sites, args, kwargs)
+    return {name: site._replace(mixed=mixed.get(name, ())) for name, site in sites.items()}
+
+
+def _trace(
+    program: Program, sites: dict[str, RawSite], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Fill `sites`, in place so that they are known if the program fails later; return the shapes of their values."""
+    twice: list[str] = []
+    sizes: dict[str, int] = {}
+
+    def shapes() -> dict[str, Any]:
+        values: dict[str, Any] = {}
+
+        def visit(name: str, msg: dict[str, Any]) -> None:
+            if name in sites:
+                twice.append(name)
+            _check_site(name, msg)
+            for plate in msg["cond_indep_stack"]:
+                if sizes.setdefault(plate.name, plate.size) != plate.size:
+                    raise ValueError(
+                        f"Plate '{plate.name}' has size {plate.size} at site '{name}', but size {sizes[plate.name]} before. "
+                        "Plates of different sizes need different names."
+                    )
+            sites[name] = _raw(msg)
+            values[name] = msg["value"]
+
+        run(program, {}, visit, args=args, kwargs=kwargs)
+        return values
+
+    avals = jax.eval_shape(shapes)
+    # Not earlier: JAX may trace the body of a loop more than once, and sites hidden in a loop are another mistake.
+    if twice:
+        raise ValueError(
+            f"Two sites are called '{twice[0]}'. Every site needs its own name: "
+            f'in a loop, number them, numpyro.sample(f"{twice[0]}_{{i}}", ...).'
+        )
+    return avals
+
+
+def _check_site(name: str, msg: dict[str, Any]) -> None:
+    base = unwrap(msg["fn"])
+    if isinstance(base, dist.Unit):
+        raise ValueError(
+            f"Site '{name}' is a numpyro.factor, which changes the density but cannot be simulated. "
+            "Express it as a prior or as a data site."
+        )
+    if isinstance(base, dist.ImproperUniform):
+        raise ValueError(
+            f"Site '{name}' has an improper prior ({type(base).__name__}), which cannot be simulated. "
+            "Give it a proper one, for example a wide Normal or a Uniform with bounds."
+        )
+    if msg["scale"] is not None:
+        raise ValueError(
+            f"Site '{name}' is weighted by numpyro.handlers.scale, which changes the density but cannot be simulated. "
+            "Remove it."
+        )
+
+
+def _raw(msg: dict[str, Any]) -> RawSite:
+    fn, shape = msg["fn"], tuple(np.shape(msg["value"]))
+    batch = len(shape) - len(fn.event_shape)
+    frames = {batch + frame.dim: frame.name for frame in msg["cond_indep_stack"]}
+    dims = tuple(frames.get(axis) if axis < batch else None for axis in range(len(shape)))
+    return RawSite(fn, shape, dims, bool(msg["is_observed"] or msg["infer"].get("was_observed")))
+
+
+def _parents(
+    program: Program, values: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> dict[str, frozenset[str]]:
+    """The sites that each site's distribution depends on, by provenance."""
+
+    def influences(**values: Any) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+
+        def visit(name: str, msg: dict[str, Any]) -> None:
+            fn = msg["fn"]
+            # A draw depends on all that matters, also where a distribution of the user's own hides a parameter from
+            # JAX. What a simulator takes but does not use, it does not depend on.
+            draw = fn(rng_key=jax.random.key(0))
+            leaves = [] if isinstance(unwrap(fn), Simulator) else jax.tree.leaves(fn)
+            out[name] = [draw, *(jnp.asarray(leaf) for leaf in leaves)]
+
+        run(program, values, visit, args=args, kwargs=kwargs)
+        return out
+
+    found = eval_provenance(influences, **values)
+    return {name: frozenset().union(*sets) for name, sets in found.items()}
+
+
+def _mixed(
+    program: Program, sites: dict[str, RawSite], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> dict[str, tuple[tuple[str, str], ...]]:
+    """For each site the (parent, plate) pairs where it reads other members of the parent than its own.
+
+    Provenance knows sites, not members, so this is probed with numbers: change some members of the parents, and see
+    whether the distributions of the other members' children change. The members that change are those whose number has
+    a certain bit set (or not set), so every pair of members is told apart by some probe. They change to the largest and
+    to the smallest value drawn, which also moves maxima, minima and ranks. What no such change can move is missed.
+    """
+    shared: dict[str, dict[str, list[str]]] = {}  # plate -> child -> parents, all of them in the plate
+    for name, site in sites.items():
+        for parent in sorted(site.parents):
+            for plate in set(site.dims) & set(sites[parent].dims) - {None}:
+                shared.setdefault(str(plate), {}).setdefault(name, []).append(parent)
+    if not shared:
+        return {}
+    children = {child for pairs in shared.values() for child in pairs}
+
+    # Simulators are not called. Numbers in (0, 1) stand in for their data, which are good for a scale or a probability.
+    base: dict[str, Array] = {}
+    keys = jax.random.split(jax.random.key(0), len(sites))
+    stand_ins = {
+        name: jax.random.uniform(key, site.shape)
+        for key, (name, site) in zip(keys, sites.items(), strict=True)
+        if isinstance(unwrap(site.fn), Simulator)
+    }
+    run(program, stand_ins, lambda name, msg: base.update({name: msg["value"]}), args=args, kwargs=kwargs)
+
+    @jax.jit  # so that many probes cost little, and NumPyro cannot object to values outside an argument's support
+    def features(values: dict[str, Array]) -> dict[str, Array]:
+        out: dict[str, Array] = {}
+
+        def visit(name: str, msg: dict[str, Any]) -> None:
+            if name in children:
+                out[name] = _features(msg["fn"], msg["value"])
+
+        run(program, values, visit, args=args, kwargs=kwargs)
+        return out
+
+    before = features(base)
+    found: dict[str, set[tuple[str, str]]] = {}
+
+    def probe(plate: str, parents: Sequence[str], changed: np.ndarray, to: int) -> list[str]:
+        """The children in `plate` whose unchanged members differ once the `changed` members of `parents` are."""
+        new = {p: _moved(base[p], sites[p], plate, changed, to) for p in parents}
+        after = features({**base, **new})
+        out = []
+        for child in shared[plate]:
+            axis = sites[child].dims.index(plate)
+            old_rest, new_rest = (np.compress(~changed, np.asarray(f[child]), axis) for f in (before, after))
+            if not np.array_equal(old_rest, new_rest, equal_nan=True):
+                out.append(child)
+        return out
+
+    for plate, pairs in shared.items():
+        parents = sorted({p for ps in pairs.values() for p in ps})
+        number = np.arange(sites[parents[0]].shape[sites[parents[0]].dims.index(plate)])
+        for bit in range((len(number) - 1).bit_length()):
+            for changed in ((number >> bit & 1) == 0, (number >> bit & 1) == 1):
+                for to in (0, 1):
+                    if probe(plate, parents, changed, to):
+                        for parent in parents:
+                            for child in probe(plate, [parent], changed, to):
+                                found.setdefault(child, set()).add((parent, plate))
+    return {child: tuple(sorted(pairs)) for child, pairs in found.items()}
+
+
+def _moved(value: Array, site: RawSite, plate: str, changed: np.ndarray, to: int) -> Array:
+    """`value` with the `changed` members of `plate` set to the smallest (`to` 0) or the largest (1) member drawn."""
+    axis = site.dims.index(plate)
+    old = np.asarray(value)
+    if base_constraint(site.fn).event_dim == 0:
+        new = (old.min, old.max)[to](axis, keepdims=True)
+    else:  # a whole member, because parts of several (rows of a simplex) may not make one
+        size = np.moveaxis(old, axis, 0).reshape(old.shape[axis], -1).sum(1)
+        new = np.take(old, [(size.argmin, size.argmax)[to]()], axis)
+    if np.array_equal(old, np.broadcast_to(new, old.shape)):  # discrete draws may all be the same
+        new = new + 1
+    where = changed.reshape([-1 if i == axis else 1 for i in range(old.ndim)])
+    return jnp.where(where, jnp.asarray(new), value)
+
+
+def base_constraint(fn: dist.Distribution) -> constraints.Constraint:
+    """The support of `fn`, without the event axes that `to_event` added."""
+    support = fn.support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return support
+
+
+def _features(fn: dist.Distribution, value: Array) -> Array:
+    """Numbers that change with the distribution's parameters, shape `(*batch_shape, n)`."""
+    base = unwrap(fn)
+    if isinstance(base, Simulator):
+        rows = [r.reshape((*fn.batch_shape, -1)).astype(float) for r in base.rows()]
+        return jnp.concatenate([jnp.zeros((*fn.batch_shape, 1)), *rows], axis=-1)
+    if fn.support is not None and fn.support.is_discrete:  # a draw may be the same for different parameters
+        return jnp.broadcast_to(fn.log_prob(value), fn.batch_shape)[..., None]
+    return fn(rng_key=jax.random.key(0)).reshape((*fn.batch_shape, -1))
+
+
+_HIDDEN = (
+    "The program {}, which hides the sites inside it. "
+    'Write the loop in Python with one name a step, numpyro.sample(f"x_{{t}}", ...), '
+    "or make the steps one vector site or a plate, or simulate them inside a cpe.Simulator."
+)
+
+
+def _explained(error: Exception, sites: list[str]) -> Exception | None:
+    """JAX's tracing errors in the user's words; `None` for any other error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"after site '{sites[-1]}'" if sites else "before its first site"
+    line = _users_line(frames)
+    where += f" ({line})" if line else ""
+    # A plate tests its size before anything else, so a sampled size looks like a branch.
+    is_plate = any(f.name == "__init__" and Path(f.filename).parts[-2:] == ("numpyro", "primitives.py") for f in frames)
+    shape = isinstance(error, jax.errors.NonConcreteBooleanIndexError) or "Shapes must be 1D sequences" in str(error)
+    if shape or (is_plate and isinstance(error, jax.errors.ConcretizationTypeError)):
+        return ValueError(
+            f"The program, {where}, makes an array or plate whose size depends on a sampled value. "
+            "Every site needs one fixed shape: use the largest size and a mask (jnp.where), "
+            "or do this step inside cpe.Simulator(..., host=True)."
+        )
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        return ValueError(
+            f"The program, {where}, takes a Python branch (if, while, and, or) on a sampled value, which would hide sites. "
+            "Use jnp.where or jax.lax.cond for values, and draw the same sites on every path; "
+            "or do this step inside cpe.Simulator(..., host=True)."
+        )
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return ValueError(_HIDDEN.format("draws a site inside jax.lax control flow, jax.vmap or jax.jit"))
+    if isinstance(error, NotImplementedError) and "control flow primitive under a `plate`" in str(error):
+        return ValueError(_HIDDEN.format("uses numpyro.contrib.control_flow (scan or cond) in a plate"))
+    if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+        return ValueError(
+            f"The program, {where}, needs the number behind a sampled value (float(), int(), NumPy, range(), a shape). "
+            "Write it with jax.numpy and fixed shapes, or put the NumPy code into cpe.Simulator(..., host=True)."
+        )
+    return None
+
+
+def _users_line(frames: traceback.StackSummary) -> str:
+    """The innermost line of the user's own code among `frames`."""
+    ours = [_folder(module) for module in (jax, numpyro)] + [Path(__file__).parent]
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if not any(path.is_relative_to(folder) for folder in ours):
+            return f"{path.name}, line {frame.lineno}: {linecache.getline(frame.filename, frame.lineno or 0).strip()}"
+    return ""
+
+
+def _folder(module: ModuleType) -> Path:
+    return Path(str(module.__file__)).parent
+
+
+__all__ = ["Program", "RawSite", "Simulator", "base_constraint", "read", "run", "unwrap"]

@@ -1,0 +1,65 @@
+"""Draws from densities in one and two dimensions, and rejection sampling, in NumPy and double precision."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+LogDensity = Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, " m"]]
+Proposal = Callable[[int], tuple[Float[np.ndarray, "m d"], Float[np.ndarray, " m"]]]
+
+
+def rejection(propose: Proposal, n: int, rng: np.random.Generator, *, most: int = 10_000_000) -> np.ndarray:
+    """n exact draws: keep each proposed point with its probability.
+
+    Arguments:
+        propose: `m -> (points (m, d), acceptance probabilities (m,))`.
+        most: proposals before giving up.
+    """
+    kept: list[np.ndarray] = []
+    have, tried, rate = 0, 0, 0.5
+    while have < n:
+        if tried >= most:
+            raise ValueError(
+                f"only {have} of {n} posterior draws after {tried} proposals: the observation is all but impossible"
+                " under the model; check it, or sample with sampler='slice'"
+            )
+        m = min(int(1.2 * (n - have) / rate) + 100, 1_000_000)
+        points, accept = propose(m)
+        points = points[rng.uniform(size=m) < accept]
+        kept.append(points)
+        have, tried = have + len(points), tried + m
+        rate = max(have / tried, 1e-5)
+    return np.concatenate(kept)[:n]
+
+
+def grid_draws(
+    log_density: LogDensity, box: Sequence[tuple[float, float]], cells: int, n: int, rng: np.random.Generator
+) -> Float[np.ndarray, "n d"]:
+    """n draws from a density on a box: a cell by its mass, a point in the cell, then rejection to the density itself.
+
+    The proposal q is constant on each cell (`cells` a side) and mixed with 1 % of its neighbours' average, so a cell
+    whose midpoint misses its mass is still reached. Rejection with `p / (c q)` removes what the grid leaves; c is the
+    largest ratio seen in a pilot of 100,000 draws, so the draws are exact up to the mass (below 1e-5) beyond it.
+    """
+    low, high = np.array(box, float).T
+    d = len(box)
+    step = (high - low) / cells
+    axes = [lo + h * (np.arange(cells) + 0.5) for lo, h in zip(low, step, strict=True)]
+    middle = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
+    log_mass = np.concatenate([log_density(part) for part in np.array_split(middle, max(1, len(middle) // 200_000))])
+    peak = log_mass.max()
+    mass = np.exp(log_mass - peak)
+    table = mass.reshape((cells,) * d)
+    spread = sum(np.roll(table, shift, axis) for axis in range(d) for shift in (-1, 1)) / (2 * d)
+    mass = (0.99 * table + 0.01 * spread).ravel()
+    cumulative = np.cumsum(mass)
+
+    def propose(m: int) -> tuple[np.ndarray, np.ndarray]:
+        cell = np.searchsorted(cumulative, rng.uniform(size=m) * cumulative[-1], side="right")
+        cell = np.minimum(cell, len(mass) - 1)
+        points = middle[cell] + step * rng.uniform(-0.5, 0.5, size=(m, d))
+        return points, np.exp(log_density(points) - peak) / mass[cell]
+
+    bound = propose(100_000)[1].max()
+    return rejection(lambda m: (lambda points, ratio: (points, ratio / bound))(*propose(m)), n, rng)

@@ -1,0 +1,85 @@
+"""The files around the package: metadata that agree with one another, a README that runs, a core that stays light."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def test_licence_is_the_one_declared():
+    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert PROJECT["license"] == "Apache-2.0"
+    assert "Apache License\n" in licence
+    assert "Version 2.0, January 2004" in licence
+    assert "END OF TERMS AND CONDITIONS" in licence
+
+
+def test_citation_names_this_version_and_the_paper():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert str(citation["version"]) == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    paper = citation["preferred-citation"]
+    assert paper["title"] == "Causal posterior estimation"
+    assert [author["family-names"] for author in paper["authors"]] == ["Dirmeier", "Mira"]
+
+
+def test_readme_runs(tmp_path, monkeypatch):
+    blocks = python_blocks("README.md")
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for block in blocks:  # one after the other, as a reader would
+        # The reader's settings are honest; here it only matters that every line runs.
+        exec(compile(block.replace("10_000", "500"), "README.md", "exec"), names)
+
+
+def test_core_does_not_import_extras():
+    extras = ["torch", "snakemake", "dask", "mkdocs", "pytest", "hypothesis"]
+    code = f"import sys, cpejax, cpejax.cli; print(*[name for name in {extras} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def stages() -> list[set[str]]:
+    """The modules of each stage, in the order of the table in CONTRIBUTING.md."""
+    rows = re.findall(r"^\| [\w ]+ \| (`.*?`) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return [set(re.findall(r"`(\w+)\.py`", row)) for row in rows]
+
+
+def imported(module: Path) -> set[str]:
+    """Names of the modules of this package that a module imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "cpejax":
+            names |= {f"cpejax.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            names.add(str(node.module))
+    return {name.split(".")[1] for name in names if name.startswith("cpejax.")}
+
+
+def test_stages_import_only_from_the_left():
+    before: set[str] = set()
+    assert len(stages()) > 5
+    for stage in stages():
+        before |= stage
+        for name in sorted(stage - {"cli"}):  # the command may use everything
+            module = ROOT / "src" / "cpejax" / f"{name}.py"
+            if module.exists():
+                assert imported(module) <= before, f"{name} imports from a stage after it, or from outside the stages"
