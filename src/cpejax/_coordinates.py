@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -19,11 +20,23 @@ from jax.scipy.special import log_ndtr, ndtr, ndtri
 from jaxtyping import Array, Float
 from numpyro.distributions import biject_to
 
+from cpejax._embed import Fixed
 from cpejax._graph import Graph
 from cpejax._program import Program, run, unwrap
 
 Values = dict[str, Array]
-Constrain = Callable[[Callable[[str], Array], Array], Array]
+
+
+@dataclass(frozen=True)
+class Constrain:
+    """A parameter's value from its own `z` and the values of the sites named in `needs`."""
+
+    function: Callable[[Values, Array], Array]
+    needs: tuple[str, ...]
+
+    def __call__(self, values: Values, z: Array) -> Array:
+        return self.function(values, z)
+
 
 # Beyond this Φ(z) is 0 or 1 in float32, and a quantile function gives an infinity or, for some, a wrong number.
 LIMIT = 5.2
@@ -137,7 +150,7 @@ def _bisect_on(cdf: Callable[[Array], Array], transform: Callable[[Array], Array
     return transform(0.5 * (low + high))
 
 
-class Coordinates(eqx.Module):
+class Coordinates(Fixed):
     """The map between the parameters of a program and standard coordinates `z`.
 
     A site's `z` has its plates first, in the graph's order, and one last axis for the numbers of a member.
@@ -235,6 +248,17 @@ class Coordinates(eqx.Module):
         self._visit(values, visit)
         return total
 
+    def in_support(self, values: Values) -> Array:
+        """Whether every parameter is in the support of its prior."""
+        inside = jnp.ones((), bool)
+
+        def visit(name: str, fn: dist.Distribution, value: Array) -> None:
+            nonlocal inside
+            inside &= jnp.all(fn.support(value))
+
+        self._visit(values, visit)
+        return inside
+
     def canonical(self, name: str, z: Array) -> Array:
         """A site's array with its plates first, in the graph's order, and the rest flattened: `(*plates, size)`."""
         dims = self.graph.sites[name].dims[: z.ndim] + (None,) * (z.ndim - len(self.graph.sites[name].dims))
@@ -243,9 +267,8 @@ class Coordinates(eqx.Module):
     def constrainers(self, values: Values, z: Values) -> dict[str, Constrain]:
         """For each parameter a function from the values of other sites and its own `z`, `(*plates, size)`, to its value.
 
-        It gets the values by a function of the site's name, and asks only for those it needs. The program is traced
-        once, and each function holds only its site's equations, so that a chain of many sites does not run the whole
-        program at every link. `values` and `z` give shapes only.
+        The program is traced once, and each function holds only its site's equations, so that a chain of many sites
+        does not run the whole program at every link. `values` and `z` give shapes only.
         """
 
         def outputs(values: Values, z: Values) -> Values:
@@ -266,12 +289,13 @@ class Coordinates(eqx.Module):
             jaxpr, used = pe.dce_jaxpr(closed.jaxpr, [n == name for n in names])
             needed = [which for which, keep in zip(inputs, used, strict=True) if keep]
 
-            def constrain(get: Callable[[str], Array], z_site: Array) -> Array:
-                kept = [z_site if kind == "z" else get(n) for kind, n in needed]
-                (out,) = jax.core.eval_jaxpr(jaxpr, closed.consts, *kept)
+            def constrain(values: Values, z_site: Array) -> Array:
+                (out,) = jax.core.eval_jaxpr(
+                    jaxpr, closed.consts, *(z_site if kind == "z" else values[n] for kind, n in needed)
+                )
                 return out
 
-            return constrain
+            return Constrain(constrain, tuple(n for kind, n in needed if kind == "value"))
 
         return {name: build(name) for name in names}
 

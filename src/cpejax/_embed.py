@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -29,18 +29,18 @@ class Standardise(Fixed):
     knots: Float[Array, "heavy q"]
     heavy: tuple[int, ...] = eqx.field(static=True)
 
-    def __init__(self, rows: np.ndarray):
-        """`rows`: simulated values, `(n, d)`."""
+    def __init__(self, rows: np.ndarray, heavy: Sequence[int] | None = None):
+        """`rows`: simulated values, `(n, d)`. `heavy`: which columns are heavy-tailed, if that is known already."""
         rows = np.asarray(rows, np.float64)
-        low, self_centre, high = np.quantile(rows, [0.25, 0.5, 0.75], axis=0)
+        low, centre, high = np.quantile(rows, [0.25, 0.5, 0.75], axis=0)
         scale = (high - low) / 1.349
         scale = np.where(scale > 0, scale, rows.std(0))
         scale = np.where(scale > 0, scale, 1.0)
-        furthest = np.abs((rows - self_centre) / scale).max(0)
-        self.heavy = tuple(int(i) for i in np.flatnonzero(furthest > 10))
+        furthest = np.abs((rows - centre) / scale).max(0)
+        self.heavy = tuple(int(i) for i in (np.flatnonzero(furthest > 10) if heavy is None else heavy))
         grid = (np.arange(129) + 0.5) / 129
         self.knots = jnp.asarray(np.quantile(rows[:, list(self.heavy)], grid, axis=0).T, jnp.float32)
-        self.centre, self.scale = jnp.asarray(self_centre, jnp.float32), jnp.asarray(scale, jnp.float32)
+        self.centre, self.scale = jnp.asarray(centre, jnp.float32), jnp.asarray(scale, jnp.float32)
 
     @property
     def size(self) -> int:

@@ -79,9 +79,7 @@ class Graph:
     unrolled: Mapping[str, str] = field(default_factory=dict)  # plate -> why
 
     @classmethod
-    def from_program(
-        cls, program: Program, *args: Any, observed: Sequence[str] | None = None, **kwargs: Any
-    ) -> Graph:
+    def from_program(cls, program: Program, *args: Any, observed: Sequence[str] | None = None, **kwargs: Any) -> Graph:
         """Read the graph off a NumPyro program, by provenance. Nothing is simulated.
 
         **Arguments:**
@@ -130,15 +128,15 @@ class Graph:
         - `plates`: the plates of each site that is in any, outermost first; `sizes`: the size of each plate.
         """
         _check_list(observed)
-        plates = {name: tuple(p) for name, p in (plates or {}).items()}
+        inside = {name: tuple(p) for name, p in (plates or {}).items()}
         sizes = dict(sizes or {})
         edges = {name: tuple(dict.fromkeys(p)) for name, p in parents.items()}
-        names = list(dict.fromkeys([p for ps in edges.values() for p in ps] + list(edges) + list(plates)))
+        names = list(dict.fromkeys([p for ps in edges.values() for p in ps] + list(edges) + list(inside)))
         for name in observed:
             if name not in names:
                 raise ValueError(f"observed names '{name}', but the edges have only the sites {sorted(names)}.")
-        for name, inside in plates.items():
-            for plate in inside:
+        for name, around in inside.items():
+            for plate in around:
                 if plate not in sizes:
                     raise ValueError(f"Site '{name}' is in plate '{plate}', but sizes has no size for it.")
         graph = nx.DiGraph([(p, c) for c, ps in edges.items() for p in ps])
@@ -150,16 +148,16 @@ class Graph:
         sites = {
             name: Site(
                 name=name,
-                shape=tuple(sizes[p] for p in plates.get(name, ())),
-                dims=plates.get(name, ()),
+                shape=tuple(sizes[p] for p in inside.get(name, ())),
+                dims=inside.get(name, ()),
                 observed=name in set(observed),
                 parents=edges.get(name, ()),
                 origin=name,
-                axes=plates.get(name, ()),
+                axes=inside.get(name, ()),
             )
             for name in nx.lexicographical_topological_sort(graph, rank.__getitem__)
         }
-        used = {p: sizes[p] for ps in plates.values() for p in ps}
+        used = {p: sizes[p] for ps in inside.values() for p in ps}
         return cls._checked(sites, used)
 
     @classmethod
@@ -167,17 +165,20 @@ class Graph:
         graph = cls(sites, plates)
         if not graph.data:
             raise ValueError(
-                f"The program has no data: its sites {list(sites)} are all parameters. Name the data with observed=[...], "
-                "give them obs=..., or make them cpe.Simulator sites."
+                f"The program has no data: its sites {list(sites)} are all parameters. Name the data with "
+                "observed=[...], give them obs=..., or make them cpe.Simulator sites."
             )
         if not graph.parameters:
-            raise ValueError(f"The program has no parameters: its sites {list(sites)} are all data.")
+            raise ValueError(
+                f"The program has no parameters: its sites {list(sites)} are all data. Draw what is to be inferred "
+                "by numpyro.sample, without obs=, and leave it out of observed=[...]."
+            )
         informed = set(graph.parameters)
         for name, site in sites.items():
             if site.observed and not informed & set(site.parents):
                 raise ValueError(
                     f"Data site '{name}' depends on no parameter, so it says nothing about them. "
-                    "Remove it, or leave it out of observed=[...] and draw it as part of another data site."
+                    "Remove it, or, if it must stay, draw it as part of another data site (one vector)."
                 )
             informed.add(name)
         return graph
@@ -307,9 +308,8 @@ def lines(
         shown = ", ".join(reads[:most]) + (f", … ({len(reads)} in all)" if len(reads) > most else "")
         where = " × ".join(f"{p}[{graph.plates[p]}]" for p in site.plates)
         kind = "data" if site.observed else ""
-        notes = "  ".join(
-            n for n in (f"shape {site.event_shape}" if site.event_shape else "", f"plate {where}" if where else "", kind) if n
-        )
+        shape = f"shape {site.event_shape}" if site.event_shape else ""
+        notes = "  ".join(note for note in (shape, f"plate {where}" if where else "", kind) if note)
         out.append(f"  {name:<{width}} {mark} {shown or '·'}" + (f"    ({notes})" if notes else ""))
     return out
 
@@ -343,7 +343,9 @@ def _data_sites(raw: Mapping[str, RawSite], observed: Sequence[str] | None) -> s
             raise ValueError(f"observed names '{name}', but the program has only the sites {list(raw)}.")
     for name in (simulators | with_obs) - set(observed):
         kind = "a cpe.Simulator" if name in simulators else "given with obs="
-        raise ValueError(f"Site '{name}' is {kind}, so it is data, but observed={list(observed)} leaves it out. Add it.")
+        raise ValueError(
+            f"Site '{name}' is {kind}, so it is data, but observed={list(observed)} leaves it out. Add it."
+        )
     return set(observed)
 
 
@@ -355,8 +357,8 @@ def _check_list(observed: Sequence[str]) -> None:
 def _check_parameter(name: str, site: RawSite) -> None:
     if site.fn.support is not None and site.fn.support.is_discrete:
         raise ValueError(
-            f"Parameter '{name}' is discrete ({type(unwrap(site.fn)).__name__}); only continuous parameters can be inferred. "
-            "Sum it out (a Mixture distribution does), relax it, or, if it is data, name it in observed=[...]."
+            f"Parameter '{name}' is discrete ({type(unwrap(site.fn)).__name__}); only continuous parameters can be "
+            "inferred. Sum it out (a Mixture distribution does so), relax it, or, if it is data, name it in observed."
         )
     if isinstance(unwrap(site.fn), dist.Delta):
         raise ValueError(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -75,9 +78,9 @@ def invert(
 
     The faithful inverse eliminates one parameter after the other from the moral graph, always one that adds the
     fewest edges (ties by name): its remaining neighbours become its parents and are joined. Sampling order is the
-    reverse. Parameters that no data depend on, directly or through others, are left to the end and drawn from their prior.
-    A plate stays a template as long as its members are independent given the rest. When two members become
-    neighbours, the plate is unrolled, and inversion starts again.
+    reverse. Parameters that no data depend on, directly or through others, are left to the end, in either order, and
+    drawn from their prior. A plate stays a template as long as its members are independent given the rest. When two
+    members become neighbours, the plate is unrolled, and inversion starts again.
 
     ??? example
 
@@ -95,17 +98,32 @@ def invert(
         raise ValueError(f"how must be 'faithful' or 'reverse', found {how!r}.")
     if order not in ("prior", "leaf"):
         raise ValueError(f"order must be 'prior' or 'leaf', found {order!r}.")
-    for name in list(graph.sites):
-        for parent, plate in graph.sites[name].mixed if name in graph.sites else ():
+    for name, site in graph.sites.items():
+        for parent, plate in site.mixed:
             if plate in graph.plates:
-                graph = graph.unroll(plate, f"'{name}' reads other members of '{parent}' than its own")
+                graph = _unroll(graph, plate, f"'{name}' reads other members of '{parent}' than its own")
     if how == "reverse":
         return _reverse(graph)
     while True:
         try:
             return _eliminate(graph, order)
         except _Coupled as coupled:
-            graph = graph.unroll(coupled.plate, coupled.why)
+            graph = _unroll(graph, coupled.plate, coupled.why)
+
+
+MOST_UNROLLED = 1_000
+"""Members of the largest plate that is unrolled. Coupled members read one another: n of them have n² / 2 edges."""
+
+
+def _unroll(graph: Graph, plate: str, why: str) -> Graph:
+    size = graph.plates[plate]
+    if size > MOST_UNROLLED:
+        raise ValueError(
+            f"Plate '{plate}' has {size} members that depend on one another in the posterior ({why}), so each would "
+            f"have to be written out; that is done for up to {MOST_UNROLLED}. If every member has its own data, put "
+            "them into the plate too. With order='leaf', use order='prior'."
+        )
+    return graph.unroll(plate, why)
 
 
 class _Coupled(Exception):
@@ -119,79 +137,33 @@ def _reverse(graph: Graph) -> PosteriorProgram:
     flipped = nx.DiGraph()
     flipped.add_nodes_from(graph.parameters)
     flipped.add_edges_from((c, p) for c in parameters for p in graph.parents[c] if p in parameters)
-    order = tuple(nx.lexicographical_topological_sort(flipped))
+    order = tuple(nx.lexicographical_topological_sort(flipped, _natural))
     rank = {name: i for i, name in enumerate((*order, *graph.data))}
     parents = {name: tuple(sorted(graph.children[name], key=rank.__getitem__)) for name in order}
     return PosteriorProgram(graph, order, parents, "reverse")
 
 
 def _eliminate(graph: Graph, order: str) -> PosteriorProgram:
-    # Sets of sites are the bits of a Python integer: unions, differences and counts are then single operations.
-    names = sorted(graph.sites)
-    at = {name: i for i, name in enumerate(names)}
-    plates = [frozenset(graph.sites[n].plates) for n in names]
-    is_parameter = [not graph.sites[n].observed for n in names]
-    parameters = sum(1 << i for i, p in enumerate(is_parameter) if p)
     barren = _barren(graph)
+    moral = _Moral(graph, [name for name in graph.sites if name not in barren])
+    first, later = (graph.children, graph.parents) if order == "prior" else (graph.parents, graph.children)
+    remaining = {n for n in graph.parameters if n not in barren}
+    waits_for = {n: remaining.intersection(first[n]) for n in remaining}
+    moral.offer(n for n in remaining if not waits_for[n])
+    reads: dict[str, Iterable[str]] = {}
+    while remaining:
+        name = moral.cheapest()
+        reads[name] = moral.eliminate(name)
+        remaining.remove(name)
+        for n in remaining.intersection(later[name]):
+            waits_for[n].remove(name)
+            moral.offer([n] if not waits_for[n] else [])
 
-    # Moralise. Edges between data never matter: data are not eliminated.
-    adjacent = [0] * len(names)
-
-    def join(members: int) -> None:
-        for i in _bits(members & parameters):
-            adjacent[i] |= members & ~(1 << i)
-        for i in _bits(members & ~parameters):
-            adjacent[i] |= members & parameters
-
-    for name in names:
-        if name not in barren:
-            family = sum(1 << at[p] for p in graph.parents[name])
-            outside = _outside(plates[at[name]], family & parameters, plates)
-            if outside is not None:
-                raise _Coupled(outside[1], f"'{name}', outside it, depends on all members of '{names[outside[0]]}'")
-            join(family | 1 << at[name])
-
-    before = graph.children if order == "prior" else graph.parents
-    waiting = {
-        n: {b for b in before[n] if is_parameter[at[b]] and b not in barren} for n in graph.parameters if n not in barren
-    }
-    ready = {n for n, wait in waiting.items() if not wait}
-    after = graph.parents if order == "prior" else graph.children
-    cost: dict[str, tuple[bool, int, str]] = {}
-    eliminated: list[str] = []
-    parents: dict[str, int] = {}
-    gone = 0
-    while ready:
-        for name in ready - cost.keys():
-            cost[name] = _cost(name, at, adjacent, gone, parameters, plates, graph)
-        name = min(ready, key=cost.__getitem__)
-        i = at[name]
-        neighbours = adjacent[i] & ~gone
-        outside = _outside(plates[i], neighbours & parameters, plates)
-        if outside is not None:
-            why = f"members of '{names[outside[0]]}' depend on one another once '{name}' is summed out"
-            raise _Coupled(outside[1], why)
-        parents[name] = neighbours
-        join(neighbours)
-        gone |= 1 << i
-        eliminated.append(name)
-        ready.remove(name)
-        for n in after[name]:
-            if n in waiting and n not in parents:
-                waiting[n].discard(name)
-                if not waiting[n]:
-                    ready.add(n)
-        for n in list(cost):
-            if adjacent[at[n]] & neighbours or neighbours >> at[n] & 1:
-                del cost[n]
-
-    sampling = (*reversed(eliminated), *(n for n in graph.parameters if n in barren))
+    sampling = (*reversed(reads), *(n for n in graph.parameters if n in barren))
     rank = {name: k for k, name in enumerate((*sampling, *graph.data))}
-    found: dict[str, tuple[str, ...]] = {}
-    for name in sampling:
-        reads = graph.parents[name] if name in barren else [names[b] for b in _bits(parents[name])]
-        found[name] = tuple(sorted(reads, key=rank.__getitem__))
-    return PosteriorProgram(graph, sampling, found, "faithful")
+    reads |= {name: graph.parents[name] for name in barren}
+    parents = {name: tuple(sorted(reads[name], key=rank.__getitem__)) for name in sampling}
+    return PosteriorProgram(graph, sampling, parents, "faithful")
 
 
 def _barren(graph: Graph) -> set[str]:
@@ -203,52 +175,112 @@ def _barren(graph: Graph) -> set[str]:
     return barren
 
 
-def _outside(inside: frozenset[str], sites: int, plates: list[frozenset[str]]) -> tuple[int, str] | None:
-    """A site in `sites` that is in a plate which `inside` lacks, and that plate: its members would become neighbours."""
-    for i in _bits(sites):
-        if plates[i] - inside:
-            return i, min(plates[i] - inside)
-    return None
+_Cost = tuple[bool, int, int]  # of a site: whether it couples members of a plate, how many edges it adds, its number
 
 
-def _cost(
-    name: str,
-    at: dict[str, int],
-    adjacent: list[int],
-    gone: int,
-    parameters: int,
-    plates: list[frozenset[str]],
-    graph: Graph,
-) -> tuple[bool, int, str]:
-    """Whether eliminating `name` couples members of a plate, how many edges it adds (a member), and its name."""
-    i = at[name]
-    neighbours = adjacent[i] & ~gone
+class _Moral:
+    """The moral graph of `sites`, from which parameters are eliminated one by one.
 
-    def members(sites: int) -> int:
-        if not graph.plates:
+    Sets of sites are the bits of a Python integer: unions, differences and counts are then single operations. In
+    a plate an edge joins members of the same index, so a site outside a plate is joined to all members inside.
+    Edges between data do not matter, because data are never eliminated.
+    """
+
+    def __init__(self, graph: Graph, sites: list[str]):
+        self.names = sorted(graph.sites, key=_natural)
+        self.at = {name: i for i, name in enumerate(self.names)}
+        self.plates = [frozenset(graph.sites[n].plates) for n in self.names]
+        self.sizes = graph.plates
+        self.parameters = sum(1 << self.at[n] for n in graph.parameters)
+        self.adjacent = [0] * len(self.names)
+        self.gone = 0
+        self.costs: dict[int, _Cost] = {}
+        self.queue: list[_Cost] = []  # the costs, and outdated ones
+        self.unknown: set[int] = set()  # offered, but the cost is not known, or not any more
+        for name in sites:
+            self._join_family(name, graph.parents[name])
+
+    def offer(self, sites: Iterable[str]) -> None:
+        """Let `cheapest` choose these sites too."""
+        self.unknown.update(self.at[name] for name in sites)
+
+    def cheapest(self) -> str:
+        """The site that couples no plate, if there is one, and adds the fewest edges; the first by name of several."""
+        while self.queue and self.costs.get(self.queue[0][2]) != self.queue[0]:
+            heapq.heappop(self.queue)
+        for i in sorted(self.unknown):
+            best = self.queue[0] if self.queue else None
+            if best is not None and best < (False, 0, i):
+                break  # nothing is cheaper than a site that adds no edge, and the rest come after it by name
+            cost = self._cost(i, best)
+            if cost is not None:
+                self.costs[i] = cost
+                heapq.heappush(self.queue, cost)
+                self.unknown.remove(i)
+        return self.names[self.queue[0][2]]
+
+    def eliminate(self, name: str) -> list[str]:
+        """Join the neighbours of a site and remove it; return the neighbours."""
+        i = self.at[name]
+        neighbours = self.adjacent[i] & ~self.gone
+        for j in _bits(neighbours & self.parameters):
+            if self.plates[j] - self.plates[i]:
+                why = f"members of '{self.names[j]}' depend on one another once '{name}' is summed out"
+                raise _Coupled(min(self.plates[j] - self.plates[i]), why)
+        self.gone |= 1 << i
+        self.costs.pop(i)
+        for j in _bits((neighbours | self._join(neighbours)) & ~self.gone):
+            if self.costs.pop(j, None):
+                self.unknown.add(j)
+        return [self.names[j] for j in _bits(neighbours)]
+
+    def _join_family(self, name: str, parents: Iterable[str]) -> None:
+        inside = self.plates[self.at[name]]
+        for parent in parents:
+            j = self.at[parent]
+            if self.parameters >> j & 1 and self.plates[j] - inside:
+                why = f"'{name}', outside it, depends on all members of '{parent}'"
+                raise _Coupled(min(self.plates[j] - inside), why)
+        self._join(sum(1 << self.at[n] for n in (name, *parents)))
+
+    def _join(self, sites: int) -> int:
+        """Make all pairs adjacent; return the sites that were adjacent to both ends of a new edge."""
+        between = 0
+        for i in _bits(sites & self.parameters):
+            for j in _bits(sites & ~self.adjacent[i] & ~(1 << i)):
+                between |= self.adjacent[i] & self.adjacent[j]
+                self.adjacent[i] |= 1 << j
+                self.adjacent[j] |= 1 << i
+        return between
+
+    def _cost(self, i: int, best: _Cost | None) -> _Cost | None:
+        """What it costs to eliminate site `i`, for one member; `None` as soon as it is seen to be more than `best`."""
+        neighbours = self.adjacent[i] & ~self.gone
+        twice, couples = 0, False
+        for j in _bits(neighbours & self.parameters):
+            missing = neighbours & ~self.adjacent[j] & ~(1 << j)
+            many = self._members(1 << j, i)
+            couples |= bool(self.plates[j] - self.plates[i])
+            among, to_data = self._members(missing & self.parameters, i), self._members(missing & ~self.parameters, i)
+            twice += many * (many - 1 + among + 2 * to_data)
+            if best is not None and (couples, twice // 2) > best[:2]:
+                return None
+        return couples, twice // 2, i
+
+    def _members(self, sites: int, i: int) -> int:
+        """How many members of `sites` one member of site `i` is adjacent to."""
+        if not self.sizes:
             return sites.bit_count()
-        total = 0
-        for j in _bits(sites):
-            size = 1
-            for plate in plates[j] - plates[i]:
-                size *= graph.plates[plate]
-            total += size
-        return total
-
-    among, to_data, couples = 0, 0, False
-    for j in _bits(neighbours & parameters):
-        missing = neighbours & ~adjacent[j] & ~(1 << j)
-        many = members(1 << j)
-        couples |= many > 1 or bool(plates[j] - plates[i])
-        among += many * members(missing & parameters) + many * (many - 1)
-        to_data += many * members(missing & ~parameters)
-    return couples, among // 2 + to_data, name
+        return sum(math.prod(self.sizes[p] for p in self.plates[j] - self.plates[i]) for j in _bits(sites))
 
 
-def _bits(sites: int) -> list[int]:
-    out = []
+def _bits(sites: int) -> Iterator[int]:
     while sites:
         low = sites & -sites
-        out.append(low.bit_length() - 1)
+        yield low.bit_length() - 1
         sites ^= low
-    return out
+
+
+def _natural(name: str) -> list[str | int]:
+    """A key that sorts `b[2]` before `b[10]`."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]

@@ -58,10 +58,26 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Consecutive levels that are computed by the same code: `sites[level][position]`, all of one group."""
+    """Consecutive levels that are computed by the same code: `sites[level][position]`, all of one group.
+
+    - `nodes[level, k, position]`: the number in the group of the k-th coordinate of a site.
+    - `chain[level, k, position]`: the column where that coordinate is written for those after it in its chain.
+    - `columns[position][level]`: the columns of a site's features.
+
+    Sites with fewer coordinates than the longest are padded: what is computed there goes to the waste column.
+    """
 
     group: int
     sites: tuple[tuple[str, ...], ...]
+    table: Table
+    nodes: np.ndarray
+    chain: np.ndarray
+    columns: tuple[np.ndarray, ...]
+
+    @property
+    def coordinates(self) -> int:
+        """The coordinates of the longest site."""
+        return int(self.nodes.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +135,10 @@ def layout(posterior: PosteriorProgram, sizes: dict[str, int], features: dict[st
             readings = _readings(posterior, nodes, set(at), where, chain, widths, plates)
             stages.append(Stage(at, pool, readings, messages))
         groups.append(Group(plates[members[0]], nodes, tuple(stages)))
-    runs = _runs(posterior, group_of, sizes, features)
+    runs = tuple(
+        _run(group, levels, groups[group], sizes, widths, where, chain)
+        for group, levels in _levels(posterior, group_of, sizes, features)
+    )
     return Layout(posterior, sizes, widths, where, chain, tuple(groups), runs)
 
 
@@ -180,28 +199,51 @@ def _readings(
     return tuple(out)
 
 
-def _runs(
+def _levels(
     posterior: PosteriorProgram, group_of: dict[str, int], sizes: dict[str, int], features: dict[str, int]
-) -> tuple[Run, ...]:
-    """The sites in sampling order, in runs of levels that look the same."""
-    runs: list[Run] = []
-    kinds: list[list] = []
-
-    def kind(name: str) -> tuple:
-        return posterior.graph.sites[name].shape, sizes[name], features[name]
-
-    previous = [-1, -1]
-    for depth, level in enumerate(posterior.levels):
+) -> list[tuple[int, list[tuple[str, ...]]]]:
+    """The sites in sampling order, by level and group; consecutive levels that look the same are put together."""
+    found: list[tuple[int, list[tuple[str, ...]]]] = []
+    last: tuple | None = None
+    for level in posterior.levels:
         by_group: dict[int, list[str]] = {}
         for name in level:
             by_group.setdefault(group_of[name], []).append(name)
         for group, names in by_group.items():
-            look = [kind(n) for n in names]
-            alone = len(by_group) == 1
-            if alone and runs and previous == [group, depth - 1] and kinds[-1] == look:
-                runs[-1] = Run(group, (*runs[-1].sites, tuple(names)))
+            look = (group, [(posterior.graph.sites[n].shape, sizes[n], features[n]) for n in names])
+            if len(by_group) == 1 and look == last:
+                found[-1][1].append(tuple(names))
             else:
-                runs.append(Run(group, (tuple(names),)))
-                kinds.append(look)
-            previous = [group if alone else -1, depth]
-    return tuple(runs)
+                found.append((group, [tuple(names)]))
+            last = look if len(by_group) == 1 else None
+    return found
+
+
+def _run(
+    number: int,
+    levels: list[tuple[str, ...]],
+    group: Group,
+    sizes: dict[str, int],
+    widths: dict[Table, int],
+    where: dict[str, tuple[Table, slice]],
+    chain: dict[str, slice],
+) -> Run:
+    at = {node: i for i, node in enumerate(group.nodes)}
+    table = Table("parameters", group.plates)
+    waste = widths[table] - 1
+    most = range(max(sizes[name] for name in levels[0]))
+
+    def column(name: str, k: int) -> int:
+        return chain[name].start + k if name in chain and k < sizes[name] else waste
+
+    return Run(
+        group=number,
+        sites=tuple(levels),
+        table=table,
+        nodes=np.array([[[at.get((name, k), 0) for name in level] for k in most] for level in levels]),
+        chain=np.array([[[column(name, k) for name in level] for k in most] for level in levels]),
+        columns=tuple(
+            np.array([np.arange(where[level[i]][1].start, where[level[i]][1].stop) for level in levels])
+            for i in range(len(levels[0]))
+        ),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import linecache
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.extend.core import get_opaque_trace_state
 from jaxtyping import Array
 from numpyro import handlers
 from numpyro.distributions import constraints
@@ -58,7 +58,8 @@ class Simulator(dist.Distribution):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("args",)
-    pytree_aux_fields = ("fn", "vectorized", "host", "event_dims")
+    pytree_aux_fields = ("fn", "vectorized", "host", "event_dims", "site")
+    site: str | None = None  # where it stands in a program, for messages
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Simulator(dist.Distribution):
                 event = self.event_dims[i]
                 if event > arg.ndim or not _broadcasts(arg.shape[: arg.ndim - event], shape):
                     raise ValueError(
-                        f"Argument {i} of {self._name} has shape {arg.shape} and event_dims {event}, "
+                        f"{self._name}: argument {i} has shape {arg.shape} and event_dims {event}, "
                         f"but the axes before its last {event} must fit the plates, which have shape {shape}."
                     )
             row = arg.shape[arg.ndim - event :]
@@ -111,9 +112,7 @@ class Simulator(dist.Distribution):
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         shape = tuple(sample_shape) + self.batch_shape
         n, plates = math.prod(shape), len(self.batch_shape)
-        rows = [
-            jnp.broadcast_to(r, shape + r.shape[plates:]).reshape((n, *r.shape[plates:])) for r in self.rows()
-        ]
+        rows = [jnp.broadcast_to(r, shape + r.shape[plates:]).reshape((n, *r.shape[plates:])) for r in self.rows()]
         if self.host:
             out = self._call_host(jax.random.split(key, n), rows)
         elif self.vectorized:
@@ -158,7 +157,8 @@ class Simulator(dist.Distribution):
 
     @property
     def _name(self) -> str:
-        return f"simulator '{getattr(self.fn, '__name__', type(self.fn).__name__)}'"
+        name = f"simulator '{getattr(self.fn, '__name__', type(self.fn).__name__)}'"
+        return f"Site '{self.site}': {name}" if self.site else f"The {name}"
 
     def log_prob(self, value: Any, intermediates: Any = None) -> Array:
         raise NotImplementedError(
@@ -172,8 +172,8 @@ def _array(arg: Any, i: int) -> Array:
         return jnp.asarray(arg)
     except TypeError:
         raise TypeError(
-            f"Simulator argument {i} is a {type(arg).__name__}, expected a number or an array. Pass parameters as arrays, "
-            "one argument each; settings go into the function itself (a closure or functools.partial)."
+            f"Simulator argument {i} is a {type(arg).__name__}, expected a number or an array. Pass parameters as "
+            "arrays, one argument each; settings go into the function itself (a closure or functools.partial)."
         ) from None
 
 
@@ -214,12 +214,17 @@ class Run(Messenger):
         self.values = values
         self.visit = visit
 
+    def __enter__(self) -> Run:
+        self.level = get_opaque_trace_state()
+        return super().__enter__()
+
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "control_flow":
             raise ValueError(_HIDDEN.format("uses numpyro.contrib.control_flow (scan or cond)"))
         if msg["type"] == "param":
             raise ValueError(
-                f"Site '{msg['name']}' is a numpyro.param, which has no prior. Make it a numpyro.sample site, or a constant."
+                f"Site '{msg['name']}' is a numpyro.param, which has no prior. "
+                "Make it a numpyro.sample site, or a constant."
             )
         if msg["type"] == "plate" and (msg["args"][1] or msg["args"][0]) < msg["args"][0]:
             raise ValueError(
@@ -228,19 +233,44 @@ class Run(Messenger):
             )
         if msg["type"] != "sample":
             return
+        if get_opaque_trace_state() != self.level:
+            inside = "inside a loop, a branch or another transformation of JAX (jax.lax.scan, jax.vmap, jax.jit, ...)"
+            raise ValueError(_HIDDEN.format(f"draws site '{msg['name']}' {inside}"))
+        _check_site(msg)
         name, fn = msg["name"], msg["fn"]
+        if isinstance(fn, Simulator):
+            fn.site = name
         if msg["kwargs"].get("sample_shape"):  # outside plates; inside, the plate has done the same
             msg["fn"] = fn.expand(msg["kwargs"]["sample_shape"] + fn.batch_shape)
             msg["kwargs"]["sample_shape"] = ()
         if name in self.values:
             msg["value"] = self.values[name]
-        elif msg["is_observed"] and not isinstance(unwrap(fn), dist.Unit):
+        elif msg["is_observed"]:
             msg["value"], msg["is_observed"] = None, False
             msg["infer"] = {**msg["infer"], "was_observed": True}
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and self.visit is not None:
             self.visit(msg["name"], msg)
+
+
+def _check_site(msg: dict[str, Any]) -> None:
+    name, base = msg["name"], unwrap(msg["fn"])
+    if isinstance(base, dist.Unit):
+        raise ValueError(
+            f"Site '{name}' is a numpyro.factor, which changes the density but cannot be simulated. "
+            "Express it as a prior or as a data site."
+        )
+    if isinstance(base, dist.ImproperUniform):
+        raise ValueError(
+            f"Site '{name}' has an improper prior ({type(base).__name__}), which cannot be simulated. "
+            "Give it a proper one, for example a wide Normal or a Uniform with bounds."
+        )
+    if msg["scale"] is not None:
+        raise ValueError(
+            f"Site '{name}' is weighted by numpyro.handlers.scale, which changes the density but cannot be simulated. "
+            "Remove it."
+        )
 
 
 def run(
@@ -268,11 +298,13 @@ def read(program: Program, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
         values = _trace(program, sites, args, kwargs)
         parents = _parents(program, values, args, kwargs)
     except Exception as error:
-        explained = _explained(error, list(sites))
+        frames = traceback.extract_tb(error.__traceback__)
+        where = _where(frames, list(sites))
+        explained = _explained(error, frames, where)
         if explained is not None:
             raise explained from error
-        if sites:
-            error.add_note(f"This happened in the program after site '{list(sites)[-1]}'.")
+        if frames[-1].filename != __file__:
+            error.add_note(f"This happened in the program, {where}.")
         raise
     for name, site in sites.items():
         sites[name] = site._replace(parents=parents[name] - {name})
@@ -284,7 +316,6 @@ def _trace(
     program: Program, sites: dict[str, RawSite], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Fill `sites`, in place so that they are known if the program fails later; return the shapes of their values."""
-    twice: list[str] = []
     sizes: dict[str, int] = {}
 
     def shapes() -> dict[str, Any]:
@@ -292,13 +323,15 @@ def _trace(
 
         def visit(name: str, msg: dict[str, Any]) -> None:
             if name in sites:
-                twice.append(name)
-            _check_site(name, msg)
+                raise ValueError(
+                    f"Two sites are called '{name}'. Every site needs its own name: "
+                    f'in a loop, number them, numpyro.sample(f"{name}_{{i}}", ...).'
+                )
             for plate in msg["cond_indep_stack"]:
                 if sizes.setdefault(plate.name, plate.size) != plate.size:
                     raise ValueError(
-                        f"Plate '{plate.name}' has size {plate.size} at site '{name}', but size {sizes[plate.name]} before. "
-                        "Plates of different sizes need different names."
+                        f"Plate '{plate.name}' has size {plate.size} at site '{name}', "
+                        f"but had size {sizes[plate.name]} before. Plates of different sizes need different names."
                     )
             sites[name] = _raw(msg)
             values[name] = msg["value"]
@@ -306,33 +339,7 @@ def _trace(
         run(program, {}, visit, args=args, kwargs=kwargs)
         return values
 
-    avals = jax.eval_shape(shapes)
-    # Not earlier: JAX may trace the body of a loop more than once, and sites hidden in a loop are another mistake.
-    if twice:
-        raise ValueError(
-            f"Two sites are called '{twice[0]}'. Every site needs its own name: "
-            f'in a loop, number them, numpyro.sample(f"{twice[0]}_{{i}}", ...).'
-        )
-    return avals
-
-
-def _check_site(name: str, msg: dict[str, Any]) -> None:
-    base = unwrap(msg["fn"])
-    if isinstance(base, dist.Unit):
-        raise ValueError(
-            f"Site '{name}' is a numpyro.factor, which changes the density but cannot be simulated. "
-            "Express it as a prior or as a data site."
-        )
-    if isinstance(base, dist.ImproperUniform):
-        raise ValueError(
-            f"Site '{name}' has an improper prior ({type(base).__name__}), which cannot be simulated. "
-            "Give it a proper one, for example a wide Normal or a Uniform with bounds."
-        )
-    if msg["scale"] is not None:
-        raise ValueError(
-            f"Site '{name}' is weighted by numpyro.handlers.scale, which changes the density but cannot be simulated. "
-            "Remove it."
-        )
+    return jax.eval_shape(shapes)
 
 
 def _raw(msg: dict[str, Any]) -> RawSite:
@@ -468,19 +475,20 @@ def _features(fn: dist.Distribution, value: Array) -> Array:
     return fn(rng_key=jax.random.key(0)).reshape((*fn.batch_shape, -1))
 
 
+_NEEDS_NUMBER = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 _HIDDEN = (
-    "The program {}, which hides the sites inside it. "
+    "The program {}, which hides what is drawn there. "
     'Write the loop in Python with one name a step, numpyro.sample(f"x_{{t}}", ...), '
     "or make the steps one vector site or a plate, or simulate them inside a cpe.Simulator."
 )
 
 
-def _explained(error: Exception, sites: list[str]) -> Exception | None:
+def _explained(error: Exception, frames: traceback.StackSummary, where: str) -> Exception | None:
     """JAX's tracing errors in the user's words; `None` for any other error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"after site '{sites[-1]}'" if sites else "before its first site"
-    line = _users_line(frames)
-    where += f" ({line})" if line else ""
     # A plate tests its size before anything else, so a sampled size looks like a branch.
     is_plate = any(f.name == "__init__" and Path(f.filename).parts[-2:] == ("numpyro", "primitives.py") for f in frames)
     shape = isinstance(error, jax.errors.NonConcreteBooleanIndexError) or "Shapes must be 1D sequences" in str(error)
@@ -492,15 +500,13 @@ def _explained(error: Exception, sites: list[str]) -> Exception | None:
         )
     if isinstance(error, jax.errors.TracerBoolConversionError):
         return ValueError(
-            f"The program, {where}, takes a Python branch (if, while, and, or) on a sampled value, which would hide sites. "
-            "Use jnp.where or jax.lax.cond for values, and draw the same sites on every path; "
+            f"The program, {where}, takes a Python branch (if, while, and, or) on a sampled value, "
+            "which would hide sites. Use jnp.where or jax.lax.cond for values, and draw the same sites on every path; "
             "or do this step inside cpe.Simulator(..., host=True)."
         )
-    if isinstance(error, jax.errors.UnexpectedTracerError):
-        return ValueError(_HIDDEN.format("draws a site inside jax.lax control flow, jax.vmap or jax.jit"))
     if isinstance(error, NotImplementedError) and "control flow primitive under a `plate`" in str(error):
         return ValueError(_HIDDEN.format("uses numpyro.contrib.control_flow (scan or cond) in a plate"))
-    if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+    if isinstance(error, _NEEDS_NUMBER):
         return ValueError(
             f"The program, {where}, needs the number behind a sampled value (float(), int(), NumPy, range(), a shape). "
             "Write it with jax.numpy and fixed shapes, or put the NumPy code into cpe.Simulator(..., host=True)."
@@ -508,14 +514,15 @@ def _explained(error: Exception, sites: list[str]) -> Exception | None:
     return None
 
 
-def _users_line(frames: traceback.StackSummary) -> str:
-    """The innermost line of the user's own code among `frames`."""
-    ours = [_folder(module) for module in (jax, numpyro)] + [Path(__file__).parent]
+def _where(frames: traceback.StackSummary, sites: list[str]) -> str:
+    """After which site, and on which line of the user's own code."""
+    after = f"after site '{sites[-1]}'" if sites else "before its first site"
+    libraries = [_folder(jax), _folder(numpyro), Path(__file__).parent]
     for frame in reversed(frames):
         path = Path(frame.filename)
-        if not any(path.is_relative_to(folder) for folder in ours):
-            return f"{path.name}, line {frame.lineno}: {linecache.getline(frame.filename, frame.lineno or 0).strip()}"
-    return ""
+        if not any(path.is_relative_to(folder) for folder in libraries):
+            return f"{after} ({path.name}, line {frame.lineno}: {frame.line})"
+    return after
 
 
 def _folder(module: ModuleType) -> Path:

@@ -1,0 +1,81 @@
+"""What every flow gives the engine. Methods differ only in their flow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cpejax._coordinates import Values
+from cpejax._embed import Fixed
+from cpejax._graph import Graph
+from cpejax._program import Program
+
+Solver = Literal["euler", "rk45"]
+
+
+class Flow(eqx.Module):
+    """A posterior estimator: an Equinox module with these four functions."""
+
+    def prepare(self, values: Values) -> Any:
+        """What the loss reads of simulations, computed once: a pytree whose leaves lead with the simulations' axis."""
+        raise NotImplementedError
+
+    def loss(self, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
+        """The training loss of a batch of `prepare`d rows."""
+        raise NotImplementedError
+
+    def sample(
+        self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
+    ) -> tuple[Values, dict[str, Array]]:
+        """`n` draws for one observation, and counts that say how they came about (`proposed`, `clipped`)."""
+        raise NotImplementedError
+
+    def log_prob(self, values: Values, data: Values, *, steps: int) -> Float[Array, " n"]:
+        """The log-density of `n` draws for one observation, in the user's parameters."""
+        raise NotImplementedError
+
+    def description(self) -> dict[str, Any]:
+        """What of the flow's structure comes from the simulations, as JSON, so that it can be built again without them."""
+        return {}
+
+    def numbers_per_draw(self) -> int:
+        """How many numbers a draw holds in memory at once, so that sampling can go in chunks."""
+        raise NotImplementedError
+
+
+class Method(Protocol):
+    """A recipe for a flow: a frozen dataclass of options. `cpe.fit(program, simulations, method=...)` builds it."""
+
+    def build(
+        self,
+        program: Program,
+        graph: Graph,
+        simulations: Mapping[str, np.ndarray],
+        *,
+        key: PRNGKeyArray,
+        like: Mapping[str, Any] | None = None,
+    ) -> Flow:
+        """The flow for a program without arguments. `like`: the `description` of a saved flow, to be built alike."""
+        ...
+
+
+def trainable(flow: Flow) -> tuple[Flow, Flow]:
+    """Split a flow into its weights and the rest (structure, and arrays set by the simulations)."""
+
+    def fixed(x: Any) -> bool:
+        return isinstance(x, Fixed)
+
+    def mask(x: Any) -> Any:
+        return jax.tree.map(lambda _: False, x) if fixed(x) else eqx.is_inexact_array(x)
+
+    return eqx.partition(flow, jax.tree.map(mask, flow, is_leaf=fixed))
+
+
+def count_weights(flow: Flow) -> int:
+    """How many numbers are trained."""
+    return sum(w.size for w in jax.tree.leaves(trainable(flow)[0]))

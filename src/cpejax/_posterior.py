@@ -1,0 +1,503 @@
+"""Fitting a program, and what a fitted posterior can do: draw, evaluate, save, load."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from arviz_base import from_dict
+from jaxtyping import Array, Float, PRNGKeyArray
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors.numpy import save as to_safetensors
+
+from cpejax._coordinates import Values
+from cpejax._flow import Flow, Method, Solver, count_weights
+from cpejax._graph import Graph
+from cpejax._methods import CPE
+from cpejax._program import Program
+from cpejax._simulate import Simulations, bind, check_key, finite
+from cpejax._store import digest, load_arrays, write_atomically
+from cpejax._train import History, Training, train
+
+FORMAT = 1
+
+
+def fit(
+    program: Program,
+    simulations: Mapping[str, Any],
+    *args: Any,
+    key: PRNGKeyArray,
+    method: Method | None = None,
+    observed: Sequence[str] | None = None,
+    batch_size: int = Training.batch_size,
+    learning_rate: float = Training.learning_rate,
+    schedule: str = Training.schedule,
+    max_epochs: int = Training.max_epochs,
+    steps: int = Training.steps,
+    patience: int = Training.patience,
+    validation: float = Training.validation,
+    weight_decay: float = Training.weight_decay,
+    average: bool = Training.average,
+    checkpoint: str | Path | None = None,
+    progress: bool | None = None,
+    **kwargs: Any,
+) -> Posterior:
+    """Train a posterior on simulations of a program.
+
+    **Arguments:**
+
+    - `program`: the NumPyro model; `*args`, `**kwargs` are passed to it.
+    - `simulations`: from `cpe.simulate`, or any `{site: (n, *shape)}` with every site of the program.
+    - `key`: a JAX key: the same key, versions and machine give the same posterior.
+    - `method`: `cpe.CPE()` by default.
+    - `observed`: the data sites, if `simulations` does not know them.
+    - `batch_size`, `learning_rate`, `schedule`, `max_epochs`, `steps`, `patience`, `validation`,
+        `weight_decay`, `average`: see
+        `cpe.Training`.
+    - `checkpoint`: a folder; a run that was killed goes on from there, to the same result.
+    - `progress`: a progress bar; by default where there is a terminal.
+
+    **Returns:** a `Posterior`. Ctrl-C stops training and returns the best so far.
+
+    ??? example
+
+        ```python
+        posterior = cpe.fit(program, simulations, key=jax.random.key(1))
+        posterior.history.best
+        ```
+    """
+    settings = Training(batch_size, learning_rate, schedule, max_epochs, steps, patience, validation, weight_decay, average)
+    key = check_key(key)
+    bound = bind(program, args, kwargs)
+    observed = getattr(simulations, "observed", None) if observed is None else observed
+    graph = Graph.from_program(bound, observed=observed)
+    rows = _check_simulations(simulations, graph)
+    method = CPE() if method is None else method
+    key_flow, key_train = jax.random.split(key)
+    flow = method.build(bound, graph, rows, key=key_flow)
+    prepared = _prepare(flow, rows)
+    bar = _Bar(progress)
+    with bar:
+        flow, history = train(
+            flow,
+            prepared,
+            settings,
+            key=key_train,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            fingerprint=graph.fingerprint,
+            progress=bar.update,
+        )
+    return Posterior(flow, graph, bound, method, settings, history, rows.n)
+
+
+class _Bar:
+    """Epoch, losses, best and time left; silent where there is no terminal."""
+
+    def __init__(self, shown: bool | None):
+        console = Console(stderr=True)
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            TextColumn("epoch {task.completed}/{task.total}  {task.description}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        shown = console.is_terminal if shown is None else shown
+        self.progress = Progress(*columns, console=console, disable=not shown)
+        self.task = self.progress.add_task("", total=None)
+
+    def __enter__(self) -> _Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.progress.stop()
+
+    def update(self, epoch: int, epochs: int, history: History) -> None:
+        words = f"loss {history.train[-1]:.4f}  validation {history.validation[-1]:.4f}  best {history.best:.4f}"
+        self.progress.update(self.task, completed=epoch, total=epochs, description=words)
+
+
+@eqx.filter_jit
+def _prepare_chunk(flow: Flow, values: Values) -> Any:
+    return flow.prepare(values)
+
+
+def _prepare(flow: Flow, rows: Mapping[str, np.ndarray], chunk: int = 10_000) -> Any:
+    n = len(next(iter(rows.values())))
+    parts = [
+        _prepare_chunk(flow, {name: jnp.asarray(x[i : i + chunk], jnp.float32) for name, x in rows.items()})
+        for i in range(0, n, chunk)
+    ]
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulations:
+    if not isinstance(simulations, Mapping):
+        raise TypeError(f"simulations must be a dict of arrays, as cpe.simulate returns; found {type(simulations).__name__}.")
+    missing = [name for name in graph.sites if name not in simulations]
+    if missing:
+        raise ValueError(
+            f"The simulations have no site {missing}; they have {sorted(simulations)}, and the program has "
+            f"{list(graph.sites)}. They may be of another program."
+        )
+    values = {name: np.asarray(simulations[name]) for name in graph.sites}
+    n = len(next(iter(values.values()))) if next(iter(values.values())).ndim else 0
+    for name, x in values.items():
+        site = graph.sites[name]
+        if x.shape[1:] != site.shape or x.ndim != len(site.shape) + 1 or len(x) != n:
+            raise ValueError(
+                f"simulations['{name}'] has shape {x.shape}, but {n} simulations of site '{name}' have shape "
+                f"{(n, *site.shape)}{_plates(site, graph)}."
+            )
+    if n < 20:
+        raise ValueError(f"There are {n} simulations; at least 20 are needed to train and validate, thousands to be accurate.")
+    return finite(values, graph)
+
+
+def _plates(site: Any, graph: Graph) -> str:
+    words = [f"plate '{p}' of size {graph.plates[p]}" for p in site.plates]
+    return f" ({', '.join(words)})" if words else ""
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """A trained posterior of a program, for any observation.
+
+    - `history`: the losses; `flow`: the networks; `graph`: the program's graph; `method`, `settings`: how it was made.
+    """
+
+    flow: Flow
+    graph: Graph
+    program: Program
+    method: Method
+    settings: Training
+    history: History
+    n_simulations: int
+
+    def __repr__(self) -> str:
+        return (
+            f"Posterior({', '.join(self.graph.parameters)} | {', '.join(self.graph.data)}; "
+            f"{type(self.method).__name__}, {self.weights} weights, {self.n_simulations} simulations)"
+        )
+
+    @cached_property
+    def weights(self) -> int:
+        """How many weights are trained."""
+        return count_weights(self.flow)
+
+    def sample(
+        self,
+        n: int,
+        given: Mapping[str, Any],
+        *,
+        key: PRNGKeyArray,
+        steps: int = 20,
+        solver: Solver = "euler",
+    ) -> xr.DataTree:
+        """Draw from the posterior.
+
+        **Arguments:**
+
+        - `n`: draws for each observation.
+        - `given`: the observed data, `{site: array}`; each with a leading axis for many observations at once.
+        - `key`: a JAX key.
+        - `steps`: of Euler's method.
+        - `solver`: `"euler"`, or `"rk45"` for Dormand-Prince 5(4) with SciPy's default tolerances.
+
+        **Returns:** an ArviZ DataTree: `posterior` with the program's names, shapes and plates (dims `chain, draw`, then
+        `observation` where there are many), and `observed_data`. Attributes of `posterior` say how it was made.
+        """
+        if not isinstance(n, int | np.integer) or n < 1:
+            raise ValueError(f"n, the number of draws, must be a whole number of at least 1; found {n!r}.")
+        if not isinstance(steps, int | np.integer) or steps < 1:
+            raise ValueError(f"steps must be a whole number of at least 1, found {steps!r}.")
+        if solver not in ("euler", "rk45"):
+            raise ValueError(f"solver must be 'euler' or 'rk45', found {solver!r}.")
+        key = check_key(key)
+        data, many = self._check_given(given)
+        began = time.perf_counter()
+        count = len(next(iter(data.values())))
+        chunk = max(1, 30_000_000 // self.flow.numbers_per_draw())
+        keys = jax.random.split(key, count)
+        values, info = _draw(self.flow, data, keys, int(n), int(steps), solver, chunk)
+        values = {name: np.asarray(x) for name, x in values.items()}
+        info = {name: int(np.sum(x)) for name, x in info.items()}
+        seconds = time.perf_counter() - began
+        proposed = info.pop("proposed", count * int(n))
+        attributes = {
+            "acceptance_rate": count * int(n) / proposed,
+            "sampling_time": seconds,
+            "solver": solver,
+            "steps": int(steps),
+            "key": [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()],
+            "method": type(self.method).__name__,
+            "n_simulations": self.n_simulations,
+            "inference_library": "cpejax",
+            "inference_library_version": version("cpejax"),
+            "jax_version": jax.__version__,
+            "numpyro_version": version("numpyro"),
+            "python_version": platform.python_version(),
+            **info,
+        }
+        return self._to_tree(values, data, many, attributes)
+
+    def log_prob(
+        self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any], *, steps: int = 20
+    ) -> Float[np.ndarray, "*draws"]:
+        """The log-density of draws, in the program's own parameters.
+
+        **Arguments:**
+
+        - `draws`: a DataTree from `sample`, or `{site: (n, *shape)}`.
+        - `given`: one observation, `{site: array}`.
+        - `steps`: of Heun's method, on the same grid as `sample`'s.
+
+        **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support it is −∞.
+        """
+        data, many = self._check_given(given)
+        if many:
+            raise ValueError("log_prob takes one observation: the data in given have a leading axis. Call it for each.")
+        values, shape = self._check_draws(draws)
+        chunk = max(1, 15_000_000 // self.flow.numbers_per_draw())
+        out = _evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, int(steps), chunk)
+        inside = self._inside(values, data)
+        return np.where(inside, np.asarray(out), -np.inf).reshape(shape)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the posterior to a folder: `weights.safetensors` and `posterior.json`. `cpe.load` reads it."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        leaves = [x for x in jax.tree.leaves(self.flow) if eqx.is_array(x)]
+        content = to_safetensors({str(i): np.asarray(x) for i, x in enumerate(leaves)})
+        about = {
+            "format": FORMAT,
+            "library": version("cpejax"),
+            "method": type(self.method).__name__,
+            "options": _options(self.method),
+            "settings": asdict(self.settings),
+            "history": asdict(self.history),
+            "n_simulations": self.n_simulations,
+            "fingerprint": self.graph.fingerprint,
+            "graph": self.graph.to_dict(),
+            "description": self.flow.description(),
+            "structure": _structure(self.flow),
+            "weights_sha256": digest(content),
+        }
+        about["sha256"] = digest(json.dumps(about, sort_keys=True).encode())
+        text = json.dumps(about, indent=1)
+        write_atomically(folder / "weights.safetensors", content)
+        write_atomically(folder / "posterior.json", text.encode())
+
+    def _check_given(self, given: Mapping[str, Any]) -> tuple[dict[str, Array], bool]:
+        """The data as arrays with a leading axis for observations, and whether there was one."""
+        if not isinstance(given, Mapping):
+            raise TypeError(f"given must be a dict of the observed data, found {type(given).__name__}.")
+        for name in given:
+            if name not in self.graph.data:
+                raise ValueError(f"given['{name}'] is not a data site; the data sites are {list(self.graph.data)}.")
+        out, lengths = {}, {}
+        for name in self.graph.data:
+            site = self.graph.sites[name]
+            if name not in given:
+                raise ValueError(f"given has no '{name}'; it needs the data sites {list(self.graph.data)}.")
+            try:
+                x = np.asarray(given[name], np.float32)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"given['{name}'] is not an array of numbers: {error}.") from error
+            if x.shape == site.shape:
+                lengths[name] = None
+            elif x.shape[1:] == site.shape and x.ndim == len(site.shape) + 1 and len(x) > 0:
+                lengths[name] = len(x)
+            else:
+                raise ValueError(
+                    f"given['{name}'] has shape {x.shape}, but site '{name}' has shape {site.shape}"
+                    f"{_plates(site, self.graph)}; for many observations put an axis in front of it."
+                )
+            if not np.isfinite(x).all():
+                bad = np.argwhere(~np.isfinite(x))[0].tolist()
+                raise ValueError(
+                    f"given['{name}'] has {int((~np.isfinite(x)).sum())} values that are not finite, the first at {bad}. "
+                    "Missing data need a program that simulates them as missing."
+                )
+            out[name] = jnp.asarray(x)
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"The data in given have different numbers of observations: {lengths} (None: a single one).")
+        many = next(iter(lengths.values())) is not None
+        return (out if many else {name: x[None] for name, x in out.items()}), many
+
+    def _check_draws(self, draws: Mapping[str, Any] | xr.DataTree) -> tuple[dict[str, Array], tuple[int, ...]]:
+        tree = isinstance(draws, xr.DataTree)
+        source: Any = draws["posterior"].dataset if tree and "posterior" in draws.children else draws
+        lead = 2 if tree else 1
+        values, shape = {}, None
+        for name in self.graph.parameters:
+            if name not in source:
+                raise ValueError(f"draws have no '{name}'; they need the parameters {list(self.graph.parameters)}.")
+            x = np.asarray(source[name], np.float32)
+            expected = self.graph.sites[name].shape
+            if x.shape[lead:] != expected or x.ndim != lead + len(expected):
+                raise ValueError(
+                    f"draws['{name}'] has shape {x.shape}, but draws of site '{name}' have shape "
+                    f"{('chain', 'draw')[-lead:] + expected}{_plates(self.graph.sites[name], self.graph)}."
+                )
+            if shape is not None and x.shape[:lead] != shape:
+                raise ValueError(f"draws['{name}'] has {x.shape[:lead]} draws, the others {shape}.")
+            shape = x.shape[:lead]
+            values[name] = jnp.asarray(x.reshape(-1, *expected))
+        return values, shape or ()
+
+    def _inside(self, values: dict[str, Array], data: dict[str, Array]) -> np.ndarray:
+        """Whether draws are in the prior's support."""
+        return np.asarray(_in_support(self.flow, values, {name: x[0] for name, x in data.items()}))
+
+    def _to_tree(
+        self, values: Mapping[str, np.ndarray], data: Mapping[str, Array], many: bool, attributes: dict[str, Any]
+    ) -> xr.DataTree:
+        dims: dict[str, list[str]] = {}
+        coords: dict[str, Any] = {p: np.arange(size) for p, size in self.graph.plates.items()}
+        for name, site in self.graph.sites.items():
+            words = [d or f"{name}_dim_{i}" for i, d in enumerate(site.dims)]
+            dims[name] = ["observation", *words] if many else words
+        observed = {name: np.asarray(x if many else x[0]) for name, x in data.items()}
+        # (observation, draw, ...) to (chain, draw, observation, ...)
+        posterior = {name: (np.moveaxis(x, 0, 1) if many else x[0])[None] for name, x in values.items()}
+        tree = from_dict({"posterior": posterior, "observed_data": observed}, dims=dims, coords=coords)
+        tree["posterior"].attrs.update(attributes)
+        return tree
+
+
+@eqx.filter_jit
+def _draw(
+    flow: Flow, data: Values, keys: Array, n: int, steps: int, solver: Solver, chunk: int
+) -> tuple[Values, dict[str, Array]]:
+    """Draws for each observation, `(observations, n, ...)`, in chunks that bound memory."""
+    pieces = -(-n // chunk)
+    size = -(-n // pieces)
+
+    def one(x: tuple[Values, Array]) -> tuple[Values, dict[str, Array]]:
+        data, key = x
+        if pieces == 1:
+            return flow.sample(data, n, key, steps=steps, solver=solver)
+        part = jax.lax.map(
+            lambda k: flow.sample(data, size, k, steps=steps, solver=solver), jax.random.split(key, pieces)
+        )
+        return jax.tree.map(lambda v: v.reshape(pieces * size, *v.shape[2:])[:n], part[0]), part[1]
+
+    if len(keys) == 1:
+        out = one(({name: x[0] for name, x in data.items()}, keys[0]))
+        return jax.tree.map(lambda v: v[None], out)
+    return jax.lax.map(one, (data, keys), batch_size=max(1, min(len(keys), chunk // (4 * n))))
+
+
+@eqx.filter_jit
+def _evaluate(flow: Flow, values: Values, data: Values, steps: int, chunk: int) -> Float[Array, " n"]:
+    n = len(next(iter(values.values())))
+    pieces = -(-n // chunk)
+    if pieces == 1:
+        return flow.log_prob(values, data, steps=steps)
+    size = -(-n // pieces)
+    padded = {k: jnp.concatenate([v, v[: pieces * size - n]]).reshape(pieces, size, *v.shape[1:]) for k, v in values.items()}
+    return jax.lax.map(lambda v: flow.log_prob(v, data, steps=steps), padded).reshape(-1)[:n]
+
+
+@eqx.filter_jit
+def _in_support(flow: Any, values: Values, data: Values) -> Array:
+    return jax.vmap(lambda v: flow.coordinates.in_support({**v, **data}))(values)
+
+
+def _options(method: Method) -> dict[str, Any]:
+    """A method's options, as JSON; embeddings by name only (they are given again on loading)."""
+    out = {}
+    for f in fields(method):  # type: ignore[arg-type]
+        value = getattr(method, f.name)
+        out[f.name] = sorted(value) if f.name == "embed" else value
+    return out
+
+
+def _structure(flow: Flow) -> list[list[Any]]:
+    """The shapes and types of all arrays of a flow, in order."""
+    return [[list(x.shape), str(x.dtype)] for x in jax.tree.leaves(flow) if eqx.is_array(x)]
+
+
+def load(folder: str | Path, program: Program, *args: Any, method: Method | None = None, **kwargs: Any) -> Posterior:
+    """Read a posterior that `Posterior.save` wrote.
+
+    **Arguments:**
+
+    - `folder`: where it was saved.
+    - `program`: the program it was fitted to; `*args`, `**kwargs` are passed to it. Its graph must be the same.
+    - `method`: needed only where the method has modules of the user's own (`embed`), which a file cannot hold.
+
+    Files are data: loading runs no code from them.
+    """
+    folder = Path(folder)
+    about = _read_about(folder / "posterior.json")
+    bound = bind(program, args, kwargs)
+    data = [name for name, site in about["graph"]["sites"].items() if site["observed"]]
+    try:
+        graph = Graph.from_program(bound, observed=data)
+    except ValueError as error:
+        raise ValueError(f"The posterior in {folder} was fitted to another program: {error}") from error
+    if graph.fingerprint != about["fingerprint"]:
+        differ = "; ".join(graph.differences(about["graph"]))
+        raise ValueError(f"The posterior in {folder} was fitted to another program: {differ}.")
+    method = _read_method(about, method, folder)
+    blank = {name: np.zeros((1, *site.shape), np.float32) for name, site in graph.sites.items()}
+    flow = method.build(bound, graph, blank, key=jax.random.key(0), like=about["description"])
+    weights = folder / "weights.safetensors"
+    if not weights.exists() or digest(weights.read_bytes()) != about["weights_sha256"]:
+        raise ValueError(f"{weights} is missing, truncated or altered: it is not the file that posterior.json names.")
+    arrays, _ = load_arrays(weights)
+    if _structure(flow) != about["structure"]:
+        raise ValueError(f"The posterior in {folder} has other networks than {method} builds (library {about['library']}).")
+    leaves, structure = jax.tree.flatten(flow)
+    stored = iter(jnp.asarray(arrays[str(i)]) for i in range(len(arrays)))
+    flow = structure.unflatten([next(stored) if eqx.is_array(x) else x for x in leaves])
+    settings, history = Training(**about["settings"]), History(**about["history"])
+    return Posterior(flow, graph, bound, method, settings, history, about["n_simulations"])
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: {path.parent} holds no saved posterior.")
+    try:
+        about = json.loads(path.read_text())
+        seal = about.pop("sha256")
+    except (ValueError, KeyError, AttributeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is truncated, altered, or not a saved posterior ({error}).") from error
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {about.get('format')}, this version of cpejax reads format {FORMAT}. Fit again.")
+    if digest(json.dumps(about, sort_keys=True).encode()) != seal:
+        raise ValueError(f"{path} was altered after it was saved.")
+    return about
+
+
+def _read_method(about: dict[str, Any], method: Method | None, folder: Path) -> Method:
+    known = {"CPE": CPE}
+    if about["method"] not in known:
+        raise ValueError(f"The posterior in {folder} is of method {about['method']!r}; known are {sorted(known)}.")
+    options = dict(about["options"])
+    if method is not None:
+        if type(method).__name__ != about["method"] or _options(method) != options:
+            raise ValueError(f"The posterior in {folder} was made by {about['method']} with {options}, not by {method}.")
+        return method
+    if options.pop("embed", None):
+        raise ValueError(
+            f"The posterior in {folder} has embeddings for {about['options']['embed']}, which a file cannot hold: "
+            "give method=cpe.CPE(embed={...}) with the same modules."
+        )
+    return known[about["method"]](**options)

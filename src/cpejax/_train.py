@@ -1,0 +1,268 @@
+"""The one compiled training loop, whatever the flow."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+from safetensors.numpy import save as to_safetensors
+
+from cpejax._flow import Flow, trainable
+from cpejax._store import load_arrays, write_atomically
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train.
+
+    The defaults were chosen on two moons, SLCP and the hierarchical model with 10,000 simulations; `docs/training.md` has
+    the figures and the command that made them.
+
+    - `batch_size`: simulations in a step.
+    - `learning_rate`: of Adam, at its highest.
+    - `schedule`: `"cosine"` falls to zero over the run's length, `"constant"` stays.
+    - `max_epochs`: the most epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at least 50 epochs)
+        where that is less.
+    - `steps`: the length of the schedule in gradient steps.
+    - `patience`: stop after so many epochs without a better validation loss.
+    - `validation`: the share of simulations held out for it.
+    - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart.
+    - `average`: keep averaged weights, over the last tenth of the steps so far: the window grows with the run.
+    """
+
+    batch_size: int = 100
+    learning_rate: float = 2e-3
+    schedule: str = "cosine"
+    max_epochs: int = 2000
+    steps: int = 20_000
+    patience: int = 50
+    validation: float = 0.1
+    weight_decay: float = 0.1
+    average: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_epochs", "steps", "patience"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, found {value!r}.")
+        if not 0 < self.validation < 1:
+            raise ValueError(f"validation is the share of simulations held out, between 0 and 1; found {self.validation!r}.")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive, found {self.learning_rate!r}.")
+        if self.schedule not in ("cosine", "constant"):
+            raise ValueError(f"schedule must be 'cosine' or 'constant', found {self.schedule!r}.")
+
+    def epochs(self, batches: int) -> int:
+        """How many epochs there are at most, with so many batches in each."""
+        if self.schedule == "constant":
+            return self.max_epochs
+        return min(self.max_epochs, max(50, math.ceil(self.steps / batches)))
+
+    def rate(self, epoch: int, epochs: int) -> float:
+        """The learning rate of an epoch."""
+        warm = min(1.0, (epoch + 1) / 3)
+        fall = 0.5 * (1 + math.cos(math.pi * epoch / epochs)) if self.schedule == "cosine" else 1.0
+        return self.learning_rate * warm * fall
+
+
+@dataclass
+class History:
+    """What happened: the losses of each epoch, and where the best was."""
+
+    train: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    best_epoch: int = -1
+    seconds: float = 0.0
+    stopped: str = ""
+
+    @property
+    def best(self) -> float:
+        """The lowest validation loss."""
+        return self.validation[self.best_epoch] if self.best_epoch >= 0 else math.inf
+
+
+class State(NamedTuple):
+    """Everything that training changes."""
+
+    weights: Any
+    average: Any
+    optimiser: Any
+    best: Any
+    step: Array
+
+
+Progress = Callable[[int, int, History], None]
+
+
+def train(
+    flow: Flow,
+    rows: Any,
+    settings: Training,
+    *,
+    key: PRNGKeyArray,
+    checkpoint: Path | None = None,
+    fingerprint: str = "",
+    progress: Progress | None = None,
+    every: float = 10.0,
+) -> tuple[Flow, History]:
+    """Train `flow` on `rows` (from `flow.prepare`), and return it with its best weights.
+
+    One compiled call is one epoch. All randomness of an epoch comes from `key` and the epoch's number, so a run that goes
+    on from a checkpoint (written every `every` seconds, atomically) equals one that was never interrupted.
+    Ctrl-C ends training with the best weights so far.
+    """
+    n = len(jax.tree.leaves(rows)[0])
+    held_out = max(1, round(n * settings.validation))
+    batch = min(settings.batch_size, n - held_out)
+    batches = (n - held_out) // batch
+    epochs = settings.epochs(batches)
+    key_split, key_epochs, key_validation = jax.random.split(key, 3)
+    order = jax.random.permutation(key_split, n)
+    shuffled = jax.tree.map(lambda x: x[order], rows)
+    validation_rows = jax.tree.map(lambda x: x[:held_out], shuffled)
+    training_rows = jax.tree.map(lambda x: x[held_out:], shuffled)
+
+    weights, rest = trainable(flow)
+    optimiser = optax.chain(
+        optax.clip_by_global_norm(10.0), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
+    )
+    # Copies: the compiled epoch gives its arguments' memory to its results.
+    state = State(_copy(weights), _copy(weights), optimiser.init(weights), _copy(weights), jnp.zeros((), jnp.int32))
+    history = History()
+    settings_text = json.dumps({**asdict(settings), "n": n, "key": _key_words(key), "program": fingerprint}, sort_keys=True)
+    epoch_number = 0
+    if checkpoint is not None:
+        checkpoint = Path(checkpoint)
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        found = _load_checkpoint(checkpoint / "checkpoint.safetensors", state, settings_text)
+        if found is not None:
+            state, history, epoch_number = found
+
+    def loss(weights: Any, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
+        return eqx.combine(weights, rest).loss(rows, key)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run_epoch(state: State, epoch: Array, rate: Array, best: Array, training_rows: Any, validation_rows: Any) -> Any:
+        key_order, key_steps = jax.random.split(jax.random.fold_in(key_epochs, epoch))
+        shuffled = jax.random.permutation(key_order, n - held_out)[: batches * batch].reshape(batches, batch)
+
+        def step(carry: tuple, x: tuple) -> tuple:
+            weights, average, optimiser_state, count = carry
+            which, key = x
+            value, slope = jax.value_and_grad(loss)(weights, jax.tree.map(lambda r: r[which], training_rows), key)
+            change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
+            weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
+            keep = count / (count + 10.0) if settings.average else 0.0
+            average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
+            return (weights, average, optimiser_state, count + 1), value
+
+        # A counter-based generator that is fast on a CPU inside the loop; the epoch's key seeds it.
+        keys = jax.random.split(_fast_key(key_steps), batches)
+        carry = (state.weights, state.average, state.optimiser, state.step)
+        (weights, average, optimiser_state, count), losses = jax.lax.scan(step, carry, (shuffled, keys))
+        value = _validation_loss(loss, average, validation_rows, key_validation, batch)
+        better = value < best
+        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), average, state.best)
+        return State(weights, average, optimiser_state, kept, count), losses.mean(), value
+
+    began = time.monotonic() - history.seconds
+    saved = time.monotonic()
+    try:
+        while epoch_number < epochs and not history.stopped:
+            best = jnp.asarray(history.best, jnp.float32)
+            rate = jnp.asarray(settings.rate(epoch_number, epochs), jnp.float32)
+            state, training_loss, value = run_epoch(
+                state, jnp.asarray(epoch_number), rate, best, training_rows, validation_rows
+            )
+            history.train.append(float(training_loss))
+            history.validation.append(float(value))
+            if float(value) < float(best):
+                history.best_epoch = epoch_number
+            if history.best_epoch < 0:
+                raise FloatingPointError(
+                    f"The validation loss of epoch {epoch_number + 1} is {float(value)}. Look for extreme values in the "
+                    "simulations, or lower learning_rate."
+                )
+            epoch_number += 1
+            history.seconds = time.monotonic() - began
+            if epoch_number - 1 - history.best_epoch >= settings.patience:
+                history.stopped = f"no better for {settings.patience} epochs"
+            elif epoch_number == epochs:
+                history.stopped = "end of the schedule"
+            if progress is not None:
+                progress(epoch_number, epochs, history)
+            if checkpoint is not None and (history.stopped or time.monotonic() - saved > every):
+                _save_checkpoint(checkpoint / "checkpoint.safetensors", state, history, epoch_number, settings_text)
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        if history.best_epoch < 0:
+            raise
+        history.stopped = f"interrupted after {epoch_number} epochs"
+    return eqx.combine(state.best, rest), history
+
+
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+
+
+def _fast_key(key: PRNGKeyArray) -> PRNGKeyArray:
+    words = jax.random.bits(key, (4,), jnp.uint32)
+    return jax.random.wrap_key_data(words, impl="rbg")
+
+
+def _validation_loss(loss: Callable, weights: Any, rows: Any, key: PRNGKeyArray, batch: int) -> Float[Array, ""]:
+    """The loss of the held-out rows with noise that is the same in every epoch, several draws of it."""
+    n = len(jax.tree.leaves(rows)[0])
+    size = min(n, 5 * batch)
+    chunks = n // size
+    rows = jax.tree.map(lambda x: x[: chunks * size].reshape(chunks, size, *x.shape[1:]), rows)
+    keys = jax.random.split(key, (4, chunks))
+
+    def one(x: tuple) -> Array:
+        return loss(weights, *x)
+
+    return jax.lax.map(lambda k: jax.lax.map(one, (rows, k)).mean(), keys).mean()
+
+
+# Checkpoints
+
+
+def _key_words(key: PRNGKeyArray) -> list[int]:
+    return [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()]
+
+
+def _save_checkpoint(path: Path, state: State, history: History, epoch: int, settings: str) -> None:
+    arrays = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))}
+    about = {"settings": settings, "epoch": str(epoch), "history": json.dumps(asdict(history))}
+    write_atomically(path, to_safetensors(arrays, about))
+
+
+def _load_checkpoint(path: Path, like: State, settings: str) -> tuple[State, History, int] | None:
+    if not path.exists():
+        return None
+    arrays, about = load_arrays(path)
+    if about.get("settings") != settings:
+        was, now = json.loads(about.get("settings", "{}")), json.loads(settings)
+        differ = [f"{k} was {was.get(k)!r}, now {now[k]!r}" for k in now if was.get(k) != now[k]]
+        raise ValueError(
+            f"The checkpoint in {os.fspath(path.parent)} belongs to another run: {'; '.join(differ)}. "
+            "Give another folder, or delete it to start again."
+        )
+    leaves, structure = jax.tree.flatten(like)
+    if len(arrays) != len(leaves):
+        raise ValueError(f"The checkpoint {path} holds {len(arrays)} arrays, expected {len(leaves)}: another method or version.")
+    state = structure.unflatten([jnp.asarray(arrays[str(i)]) for i in range(len(leaves))])
+    return state, History(**json.loads(about["history"])), int(about["epoch"])
