@@ -3,9 +3,11 @@
 `mu` is the mean of the group means `beta`, which scatter around it by `tau`; each group is measured ten times, with
 noise of scale `sigma` and tails that are heavier than a normal's (Tukey's h-distribution).
 
+    python examples/hierarchical.py
     cpejax graph examples/hierarchical.py
 """
 
+import arviz_stats
 import jax
 import jax.numpy as jnp
 import numpyro
@@ -32,7 +34,24 @@ def program():
         numpyro.sample("y", cpe.Simulator(measure, beta, sigma, event_shape=(MEASUREMENTS,)))
 
 
-if __name__ == "__main__":
+def main(simulations: int = 10_000, draws: int = 4_000, **options) -> None:
+    """From nothing to a posterior of groups that we know, because we made them."""
     graph = cpe.Graph.from_program(program)
-    print(graph)
-    print(cpe.invert(graph))
+    print(graph, cpe.invert(graph), sep="\n")
+
+    truth = cpe.simulate(program, 20, key=jax.random.key(0))
+    observation = {"y": truth["y"][0]}
+
+    posterior = cpe.fit(
+        program, cpe.simulate(program, simulations, key=jax.random.key(1)), key=jax.random.key(2), **options
+    )
+    print(f"{posterior}\ntrained for {len(posterior.history.train)} epochs in {posterior.history.seconds:.0f} s")
+    tree = posterior.sample(draws, given=observation, key=jax.random.key(3))
+
+    table = arviz_stats.summary(tree, kind="stats")
+    table["truth"] = [float(x) for name in tree.posterior.data_vars for x in truth[name][0].ravel()]
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

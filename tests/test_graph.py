@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import re
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpyro
@@ -42,12 +44,11 @@ def test_arguments_are_passed_through():
 
 def test_a_vector_site_has_an_event():
     def program():
-        with numpyro.plate("p", 4):
-            a = sample("a", dist.Dirichlet(jnp.ones(3)))
-            sample("y", Normal(a, 1.0).to_event(1), obs=0.0)
+        a = sample("a", dist.Dirichlet(jnp.ones(3)))
+        sample("y", Normal(a, 1.0).to_event(1), obs=0.0)
 
     site = cpe.Graph.from_program(program).sites["a"]
-    assert (site.shape, site.event_shape, site.size, site.support) == ((4, 3), (3,), 3, "simplex")
+    assert (site.shape, site.event_shape, site.size, site.support) == ((3,), (3,), 3, "simplex")
 
 
 # ---- which sites are data
@@ -249,5 +250,16 @@ def test_str_shows_sites_parents_and_plates():
         "  mu    ~ ·",
         "  sigma ~ ·",
         "  beta  ~ mu    (plate group[8])",
-        "  y     ~ sigma, beta    (plate group[8]  data)",
+        "  y     ~ sigma, beta    (plate group[8], data)",
     ]
+
+
+def test_the_page_on_graphs_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "graphs.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) > 3
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for block in blocks:  # one after the other, as a reader would
+        exec(compile(block, "graphs.md", "exec"), names)
+    assert (tmp_path / "graph.svg").exists()

@@ -242,15 +242,25 @@ def test_mixing_is_found_in_the_rows_of_a_simulator_that_is_not_called():
     assert mixed(lambda: program(False)) == {}
 
 
+def test_mixing_is_found_without_a_density_and_behind_a_mask():
+    def program():
+        with numpyro.plate("p", 4):
+            b = sample("b", Normal(0.0, 1.0))
+            sample("y", Hidden(b - b.mean()))
+            sample("z", Normal(b.sum(), 1.0).mask(False))
+            sample("own", Hidden(b))
+
+    assert mixed(program) == {"y": (("b", "p"),), "z": (("b", "p"),)}
+
+
 def test_probing_survives_arguments_outside_their_support():
     def program():
         with numpyro.plate("p", 4):
             low = sample("low", Normal(0.0, 1.0))
-            sample("y", dist.Uniform(low, low.mean() + 0.1, validate_args=True))
+            sample("y", dist.Uniform(low, low.mean() + 0.1))
 
-    with numpyro.validation_enabled():
-        low = read(lambda: program())  # low > high for some draws, which is for the simulation to complain about
-    assert low["y"].mixed == (("low", "p"),)
+    # low > high for some draws, which is for the simulation to complain about
+    assert mixed(program) == {"y": (("low", "p"),)}
 
 
 # ---- simulators
@@ -324,6 +334,24 @@ def test_arguments_are_split_into_the_rows_of_the_plates(host):
     np.testing.assert_allclose(x, np.arange(3) + 2 + 10 + 4 + 1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "row"),
+    [
+        ((), ()),
+        ((3,), ()),
+        ((2, 1), ()),
+        ((2, 3), ()),
+        ((2,), (2,)),
+        ((3, 2), (2,)),
+        ((5, 2), (5, 2)),
+        ((2, 3, 5), (5,)),
+    ],
+)
+def test_rows_align_with_the_plates_from_the_right(shape, row):
+    sim = cpe.Simulator(lambda key, a: a.sum(), jnp.ones(shape)).expand((2, 3))
+    assert sim.rows()[0].shape == (2, 3, *row)
+
+
 def test_rows_follow_event_dims_where_shapes_are_ambiguous():
     whole = cpe.Simulator(lambda key, v: v.sum(), jnp.arange(3.0), event_dims=(1,)).expand((3,))
     assert whole.rows()[0].shape == (3, 3)
@@ -345,12 +373,12 @@ def test_simulators_are_pytrees_and_unwrap():
     assert (doubled.batch_shape, doubled.event_shape) == ((), (3,))
 
 
-def test_simulated_integers_are_made_floats():
-    for host in (False, True):
-        sim = cpe.Simulator(lambda source, a: np.int32(3) if host else jnp.int32(3), 1.0, host=host)
-        x = sim.sample(jax.random.key(0))
-        assert x.dtype == jnp.float32
-        assert x == 3
+@pytest.mark.parametrize("host", [False, True])
+def test_simulated_integers_are_made_floats(host):
+    sim = cpe.Simulator(lambda source, a: np.int32(3) if host else jnp.int32(3), 1.0, host=host)
+    x = sim.sample(jax.random.key(0))
+    assert x.dtype == jnp.float32
+    assert x == 3
 
 
 @MODES

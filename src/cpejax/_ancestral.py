@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._coordinates import LIMIT, Constrain, Coordinates, Values, plates_first
+from cpejax._coordinates import Constrain, Coordinates, Values, plates_first
 from cpejax._embed import Embedding, Fixed, Standardise
 from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
@@ -80,22 +80,33 @@ class TimeFeatures(eqx.Module):
 
 
 class StageNet(eqx.Module):
-    """Two layers on what a stage reads; the first is a sum over tables, each computed at its own plates."""
+    """A residual network on what a stage reads; its first layer is a sum over tables, each computed at its own plates.
+
+    Deep and narrow, where the paper has 128-128: on two moons a third of the error for fewer weights and products.
+    """
 
     tables: list[Float[Array, "k p width"]]
     messages: list[Float[Array, "k width width"]]
-    b1: Float[Array, "k width"]
-    w2: Float[Array, "k width width"]
-    b2: Float[Array, "k width"]
+    bias: Float[Array, "k width"]
+    blocks: list[Float[Array, "k width width"]]
+    biases: list[Float[Array, "k width"]]
 
-    def __init__(self, stage: Stage, nodes: int, width: int, *, key: PRNGKeyArray):
-        keys = iter(jax.random.split(key, len(stage.readings) + len(stage.messages) + 1))
+    def __init__(self, stage: Stage, nodes: int, width: int, depth: int, *, key: PRNGKeyArray):
+        first, *keys = jax.random.split(key, 1 + depth)
+        inputs = iter(jax.random.split(first, max(1, len(stage.readings) + len(stage.messages))))
         fan_in = sum((r.counts for r in stage.readings), np.zeros(nodes)) + width * len(stage.messages)
-        self.tables = [_weights(next(keys), nodes, fan_in, r.columns.shape[1], width) for r in stage.readings]
-        self.messages = [_weights(next(keys), nodes, fan_in, width, width) for _ in stage.messages]
-        self.b1 = jnp.zeros((nodes, width))
-        self.w2 = _weights(next(keys), nodes, width, width, width)
-        self.b2 = jnp.zeros((nodes, width))
+        self.tables = [_weights(next(inputs), nodes, fan_in, r.columns.shape[1], width) for r in stage.readings]
+        self.messages = [_weights(next(inputs), nodes, fan_in, width, width) for _ in stage.messages]
+        self.bias = jnp.zeros((nodes, width))
+        self.blocks = [_weights(k, nodes, width, width, width) for k in keys]
+        self.biases = [jnp.zeros((nodes, width)) for _ in keys]
+
+    def __call__(self, h: Float[Array, "k *rows width"]) -> Float[Array, "k *rows width"]:
+        """From the sum of what is read."""
+        h = jax.nn.silu(h + _lift(self.bias, h.ndim))
+        for w, b in zip(self.blocks, self.biases, strict=True):
+            h = h + jax.nn.silu(_dense(h, w) + _lift(b, h.ndim))
+        return h
 
 
 class FieldNet(eqx.Module):
@@ -152,10 +163,13 @@ class GroupNet(eqx.Module):
     location_linear: list[Float[Array, "k p 2"]]
     field: FieldNet
 
-    def __init__(self, group: Group, width: int, hidden: int, *, key: PRNGKeyArray):
+    def __init__(self, group: Group, width: int, depth: int, hidden: int, *, key: PRNGKeyArray):
         nodes = len(group.nodes)
         first, *keys = jax.random.split(key, 1 + len(group.stages))
-        self.stages = [StageNet(s, nodes, width, key=k) for s, k in zip(group.stages, keys, strict=True)]
+        # What is pooled is computed for every member, so its networks have half the blocks.
+        depths = [depth if s.pool is None else -(-depth // 2) for s in group.stages]
+        each = zip(group.stages, depths, keys, strict=True)
+        self.stages = [StageNet(s, nodes, width, d, key=k) for s, d, k in each]
         self.location, self.location_bias = jnp.zeros((nodes, width, 2)), jnp.zeros((nodes, 2))
         self.location_linear = [jnp.zeros((nodes, r.columns.shape[1], 2)) for r in group.stages[-1].readings]
         self.field = FieldNet(nodes, width, hidden, key=first)
@@ -180,7 +194,7 @@ class AncestralFlow(Flow):
 
     - `program`, `graph`: the program, without arguments, and its graph; `posterior`: the inverse of it.
     - `simulations`: by which values are standardised.
-    - `embed`, `width`, `hidden`, `draws`, `members`: see `cpe.CPE`.
+    - `embed`, `width`, `depth`, `hidden`, `draws`, `members`: see `cpe.CPE`.
     - `like`: the `description` of a flow to be built alike.
     """
 
@@ -202,6 +216,7 @@ class AncestralFlow(Flow):
         embed: Mapping[str, Embedding],
         *,
         width: int,
+        depth: int,
         hidden: int,
         draws: int,
         members: int,
@@ -226,7 +241,7 @@ class AncestralFlow(Flow):
         self.plan = layout(posterior, {n: z[sites[n].origin].shape[-1] for n in posterior.order}, features)
         first, *keys = jax.random.split(key, 1 + len(self.plan.groups))
         self.time = TimeFeatures(hidden, key=first)
-        self.groups = [GroupNet(g, width, hidden, key=k) for g, k in zip(self.plan.groups, keys, strict=True)]
+        self.groups = [GroupNet(g, width, depth, hidden, key=k) for g, k in zip(self.plan.groups, keys, strict=True)]
 
     def description(self) -> dict[str, Any]:
         return {"heavy": {name: list(s.heavy) for name, s in self.standard.items()}}
@@ -264,7 +279,8 @@ class AncestralFlow(Flow):
             table, where = self.plan.features[name]
             tables[table] = tables[table].at[..., where].set(columns)
             if name in self.plan.chain:
-                tables[table] = tables[table].at[..., self.plan.chain[name]].set(z[name])
+                pair = jnp.concatenate([z[name], _rank(z[name])], axis=-1)
+                tables[table] = tables[table].at[..., self.plan.chain[name]].set(pair)
         return tables
 
     def _known(self, values: Values) -> tuple[Values, Tables]:
@@ -295,12 +311,12 @@ class AncestralFlow(Flow):
         outputs: list[Array] = []
         for stage, weights in zip(plan.stages, net.stages, strict=True):
             ndim = 3 + len(stage.plates)
-            h = _lift(weights.b1, ndim)
+            h = jnp.zeros((1,) * ndim)
             for reading, w in zip(stage.readings, weights.tables, strict=True):
                 h = h + read(reading, w, stage.plates)
             for sender, w in zip(stage.messages, weights.messages, strict=True):
                 h = h + _dense(outputs[sender], w)
-            h = jax.nn.silu(_dense(jax.nn.silu(h), weights.w2) + _lift(weights.b2, ndim))
+            h = weights(h)
             outputs.append(h if stage.pool is None else h.mean(2 + stage.plates.index(stage.pool)))
         location = _dense(h, net.location) + _lift(net.location_bias, ndim)
         for reading, w in zip(plan.stages[-1].readings, net.location_linear, strict=True):
@@ -324,12 +340,10 @@ class AncestralFlow(Flow):
         large plate a random subset of `members` is trained on: the mean over them is unbiased.
         """
         tables = {**rows["tables"], **(self._data_tables(rows["data"]) if self.embed else {})}
-        n = len(next(iter(rows["z"].values())))
         key_t, key_noise, key_members = jax.random.split(key, 3)
-        # Stratified over the batch: the law of each time is uniform, and the mean has less noise.
-        t = (jnp.arange(n * self.draws) + jax.random.uniform(key_t, (n * self.draws,))) / (n * self.draws)
-        t = t.reshape(n, self.draws).T
-        features = self.time(t.reshape(-1)).reshape(self.draws, n, -1)
+        # One time from each of `draws` strata, for all simulations: their features are computed once.
+        t = (jnp.arange(self.draws) + jax.random.uniform(key_t, (self.draws,))) / self.draws
+        features = self.time(t)
         subset = self._subset(key_members)
         total = jnp.zeros(())
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
@@ -351,9 +365,9 @@ class AncestralFlow(Flow):
         k, n, *plates = w.shape
         w = w[:, None]
         noise = jax.random.normal(key, (k, self.draws, n, *plates))
-        angle = jnp.pi / 2 * t.reshape(1, self.draws, n, *(1,) * len(plates))
+        angle = jnp.pi / 2 * t.reshape(1, self.draws, 1, *(1,) * len(plates))
         sin, cos = jnp.sin(angle), jnp.cos(angle)
-        time = field.time(features).reshape(k, self.draws, n, *(1,) * len(plates), -1)
+        time = field.time(features).reshape(k, self.draws, 1, *(1,) * len(plates), -1)
         v = field(time, sin * w + cos * noise, hidden[:, None])
         u = cos * w - sin * noise
         weight = jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))
@@ -409,7 +423,9 @@ class AncestralFlow(Flow):
 
                 w = _rk45(field, noise)
             z = context.mean + jnp.exp(context.log_scale) * w
-            return tables | {run.table: tables[run.table].at[..., chain].set(jnp.moveaxis(z, 0, -1))}, z
+            last = jnp.moveaxis(z, 0, -1)
+            table = tables[run.table].at[..., chain[0]].set(last).at[..., chain[1]].set(_rank(last))
+            return tables | {run.table: table}, z
 
         def draw_level(tables: Tables, nodes: Array, chain: Array, key: PRNGKeyArray) -> tuple[Tables, Array]:
             noise = jax.random.normal(key, (run.coordinates, *shape))
@@ -482,12 +498,11 @@ class AncestralFlow(Flow):
     def _count_clipped(self, run: Run, z: Array) -> Array:
         """How many coordinates went beyond what the family's quantile function can take."""
         sites = self.plan.graph.sites
-        counted = [
-            [[k < self.plan.sizes[s] and sites[s].origin in self.coordinates.limited for s in level] for k in range(z.shape[1])]
+        limits = [
+            [[self.coordinates.limit(sites[s].origin) if k < self.plan.sizes[s] else np.inf for s in level] for k in range(z.shape[1])]
             for level in run.sites
         ]
-        mask = np.array(counted).reshape(*z.shape[:3], *(1,) * (z.ndim - 3))
-        return jnp.sum((jnp.abs(z) > LIMIT) & mask)
+        return jnp.sum(jnp.abs(z) > np.array(limits, np.float32).reshape(*z.shape[:3], *(1,) * (z.ndim - 3)))
 
     # Density
 
@@ -523,6 +538,11 @@ class AncestralFlow(Flow):
 
         (y, divergence), _ = jax.lax.scan(back, (w, jnp.zeros_like(w)), jnp.arange(steps)[::-1])
         return jax.scipy.stats.norm.logpdf(y) + divergence
+
+
+def _rank(z: Array) -> Array:
+    """The prior's quantile of a coordinate, standardised: linear in the parameter where the prior is uniform."""
+    return math.sqrt(12.0) * (jax.scipy.special.ndtr(z) - 0.5)
 
 
 def _euler(field: Field, y: Array, grid: Array) -> Array:

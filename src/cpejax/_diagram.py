@@ -27,6 +27,7 @@ MOST_EDGES = 400  # of which crossings are counted
 
 Edge = tuple[str, str]
 Points = Float[np.ndarray, "n 2"]
+Parabola = Float[np.ndarray, "3 2"]  # start, control point, end
 
 
 class Box(NamedTuple):
@@ -48,7 +49,7 @@ class Diagram:
     unboxed: dict[str, tuple[str, ...]]
     radius: float
 
-    def arrow(self, edge: Edge) -> Points:
+    def arrow(self, edge: Edge) -> Parabola:
         """An edge from rim to rim: the start, the control point and the end of a parabola that passes other sites by.
 
         It is straight if it can be, and otherwise bends as little as it must.
@@ -66,18 +67,18 @@ class Diagram:
         return _clipped(_parabola(a, b, best), self.radius)
 
 
-def bezier(control: Points, t: np.ndarray | None = None) -> Points:
+def bezier(control: Parabola, t: np.ndarray | None = None) -> Points:
     """Points on a parabola with these three control points."""
     t = (np.linspace(0, 1, 41) if t is None else t)[:, None]
     return (1 - t) ** 2 * control[0] + 2 * t * (1 - t) * control[1] + t**2 * control[2]
 
 
-def _parabola(a: np.ndarray, b: np.ndarray, bend: float) -> Points:
+def _parabola(a: np.ndarray, b: np.ndarray, bend: float) -> Parabola:
     """From a to b, with the middle off by half of `bend` times the distance."""
     return np.stack([a, (a + b) / 2 + bend * np.array([(b - a)[1], -(b - a)[0]]), b])
 
 
-def _clipped(control: Points, radius: float) -> Points:
+def _clipped(control: Parabola, radius: float) -> Parabola:
     """The part of a parabola that is outside the circles around its ends."""
     t = np.linspace(0, 1, 2001)
     points = bezier(control, t)
@@ -159,7 +160,7 @@ def _order(row: dict[str, int], edges: dict[Edge, float], members: dict[str, fro
     rng = np.random.default_rng(0)
     best, least = start, np.inf
     for attempt in range(8):
-        order = start if attempt == 0 else list(rng.permutation(len(names)))
+        order = start if attempt == 0 else rng.permutation(len(names)).tolist()
         order, value = _descend(cost, order)
         if value < least:
             best, least = order, value
@@ -227,7 +228,7 @@ class _Cost:
         inside = sum(
             int(((x > low) & (x < high) & s).sum()) for (low, high), s in zip(ranges, self.strangers, strict=True)
         )
-        return inside + sum(ranges[a][0] < ranges[b][1] and ranges[b][0] < ranges[a][1] for a, b in self.disjoint)
+        return inside + sum(bool(ranges[a][0] < ranges[b][1] and ranges[b][0] < ranges[a][1]) for a, b in self.disjoint)
 
     def _crossings(self, x: np.ndarray) -> float:
         i, j = self.pairs

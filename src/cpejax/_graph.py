@@ -292,26 +292,29 @@ class Graph:
         return out
 
     def __str__(self) -> str:
-        return "\n".join(["prior program", *lines(self, self.sites, self.parents, "~")])
+        return "\n".join(["prior program", *lines(self, self.parents, "~")])
+
+    def where(self, site: Site) -> str:
+        """The plates of a site with their sizes, in words."""
+        return " × ".join(f"{p}[{self.plates[p]}]" for p in site.plates)
 
 
-def lines(
-    graph: Graph, order: Iterable[str], parents: Mapping[str, tuple[str, ...]], mark: str, most: int = 12
-) -> list[str]:
-    """One line a site, for the terminal: name, parents, plates."""
-    names = list(order)
-    width = max(len(name) for name in names)
+def lines(graph: Graph, parents: Mapping[str, tuple[str, ...]], mark: str) -> list[str]:
+    """One line a site, in the order of `parents`: its name, what it reads, and shape and plates."""
+    width = max(len(name) for name in parents)
     out = []
-    for name in names:
-        site = graph.sites[name]
-        reads = parents[name]
-        shown = ", ".join(reads[:most]) + (f", … ({len(reads)} in all)" if len(reads) > most else "")
-        where = " × ".join(f"{p}[{graph.plates[p]}]" for p in site.plates)
-        kind = "data" if site.observed else ""
-        shape = f"shape {site.event_shape}" if site.event_shape else ""
-        notes = "  ".join(note for note in (shape, f"plate {where}" if where else "", kind) if note)
-        out.append(f"  {name:<{width}} {mark} {shown or '·'}" + (f"    ({notes})" if notes else ""))
+    for name, reads in parents.items():
+        site, where = graph.sites[name], graph.where(graph.sites[name])
+        shape = f"shape {site.event_shape}" if site.size > 1 else ""
+        notes = [n for n in (shape, f"plate {where}" if where else "", "data" if site.observed else "") if n]
+        out.append(f"  {name:<{width}} {mark} {listing(reads)}" + (f"    ({', '.join(notes)})" if notes else ""))
     return out
+
+
+def listing(names: Sequence[str], most: int = 12) -> str:
+    """Names with commas, or the first few of many."""
+    more = f", … ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more or "·"
 
 
 def _member(site: Site, plate: str, i: int) -> Site:

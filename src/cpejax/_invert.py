@@ -57,7 +57,7 @@ class PosteriorProgram:
 
     def __str__(self) -> str:
         notes = [f"  plate '{p}' is unrolled: {why}" for p, why in self.graph.unrolled.items()]
-        return "\n".join(["posterior program", *lines(self.graph, self.order, self.parents, "←"), *notes])
+        return "\n".join(["posterior program", *lines(self.graph, self.parents, "←"), *notes])
 
 
 def invert(

@@ -61,7 +61,7 @@ class Run:
     """Consecutive levels that are computed by the same code: `sites[level][position]`, all of one group.
 
     - `nodes[level, k, position]`: the number in the group of the k-th coordinate of a site.
-    - `chain[level, k, position]`: the column where that coordinate is written for those after it in its chain.
+    - `chain[level, k, :, position]`: the two columns where it is written for those after it in its chain.
     - `columns[position][level]`: the columns of a site's features.
 
     Sites with fewer coordinates than the longest are padded: what is computed there goes to the waste column.
@@ -88,7 +88,7 @@ class Layout:
     sizes: dict[str, int]  # coordinates of one member of each parameter site
     widths: dict[Table, int]  # columns of each table, the zero column (last but one) and the waste column (last) included
     features: dict[str, tuple[Table, slice]]  # where a site's features are
-    chain: dict[str, slice]  # where the coordinates of a site with several are, for those that come after in its chain
+    chain: dict[str, slice]  # where a site with several coordinates has them, for those after in its chain: z, then Φ(z)
     groups: tuple[Group, ...]
     runs: tuple[Run, ...]
 
@@ -120,8 +120,8 @@ def layout(posterior: PosteriorProgram, sizes: dict[str, int], features: dict[st
         where[name] = (table, slice(start, start + features[name]))
         widths[table] = start + features[name]
         if not site.observed and sizes[name] > 1:
-            chain[name] = slice(widths[table], widths[table] + sizes[name])
-            widths[table] += sizes[name]
+            chain[name] = slice(widths[table], widths[table] + 2 * sizes[name])
+            widths[table] += 2 * sizes[name]
     widths = {table: width + 2 for table, width in widths.items()}
 
     signature: dict[str, tuple] = {name: _stages(posterior, name, plates) for name in posterior.order}
@@ -189,7 +189,9 @@ def _readings(
                 found.setdefault(table, [[] for _ in nodes])[i] += range(columns.start, columns.stop)
         if k > 0:
             table, _ = where[name]
-            found.setdefault(table, [[] for _ in nodes])[i] += range(chain[name].start, chain[name].start + k)
+            middle = (chain[name].start + chain[name].stop) // 2
+            before = [*range(chain[name].start, chain[name].start + k), *range(middle, middle + k)]
+            found.setdefault(table, [[] for _ in nodes])[i] += before
     out = []
     for table, rows in found.items():
         width = max(len(row) for row in rows)
@@ -233,15 +235,17 @@ def _run(
     waste = widths[table] - 1
     most = range(max(sizes[name] for name in levels[0]))
 
-    def column(name: str, k: int) -> int:
-        return chain[name].start + k if name in chain and k < sizes[name] else waste
+    def written(level: tuple[str, ...], k: int) -> list[list[int]]:
+        real = [name in chain and k < sizes[name] for name in level]
+        z = [chain[name].start + k if there else waste for name, there in zip(level, real, strict=True)]
+        return [z, [c + sizes[name] if there else waste for name, c, there in zip(level, z, real, strict=True)]]
 
     return Run(
         group=number,
         sites=tuple(levels),
         table=table,
         nodes=np.array([[[at.get((name, k), 0) for name in level] for k in most] for level in levels]),
-        chain=np.array([[[column(name, k) for name in level] for k in most] for level in levels]),
+        chain=np.array([[written(level, k) for k in most] for level in levels]),
         columns=tuple(
             np.array([np.arange(where[level[i]][1].start, where[level[i]][1].stop) for level in levels])
             for i in range(len(levels[0]))

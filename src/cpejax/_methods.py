@@ -26,23 +26,24 @@ class CPE:
     - `flow`: `"ancestral"`, the exact flow.
     - `embed`: an Equinox module for a data site, `{"x": module}`; it maps one member's value (standardised, with the
         site's event shape) to a vector of features. Without one, a site's numbers are the features.
-    - `width`: of the two layers of each context network (the paper's data network: 128).
+    - `width`, `depth`: of each context network, residual blocks (networks that are pooled have half of them).
     - `hidden`: of the three layers of each field (the paper's blocks: 64).
-    - `draws`: times and noises for each simulation in a step.
+    - `draws`: times, and noises for each simulation, in a step.
     - `members`: of a plate with more than twice as many members, so many are trained on in a step.
     """
 
     flow: Literal["ancestral"] = "ancestral"
     embed: Mapping[str, Embedding] = field(default_factory=dict)
-    width: int = 128
+    width: int = 64
+    depth: int = 5
     hidden: int = 64
-    draws: int = 2
+    draws: int = 4
     members: int = 32
 
     def __post_init__(self) -> None:
         if self.flow != "ancestral":
             raise ValueError(f"flow must be 'ancestral', found {self.flow!r}.")
-        for name in ("width", "hidden", "draws", "members"):
+        for name in ("width", "depth", "hidden", "draws", "members"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, found {getattr(self, name)!r}.")
 
@@ -66,6 +67,7 @@ class CPE:
             simulations,
             self.embed,
             width=self.width,
+            depth=self.depth,
             hidden=self.hidden,
             draws=self.draws,
             members=self.members,

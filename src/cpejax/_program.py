@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -390,55 +391,67 @@ def _mixed(
                 shared.setdefault(str(plate), {}).setdefault(name, []).append(parent)
     if not shared:
         return {}
-    children = {child for pairs in shared.values() for child in pairs}
-
-    # Simulators are not called. Numbers in (0, 1) stand in for their data, which are good for a scale or a probability.
-    base: dict[str, Array] = {}
-    keys = jax.random.split(jax.random.key(0), len(sites))
-    stand_ins = {
-        name: jax.random.uniform(key, site.shape)
-        for key, (name, site) in zip(keys, sites.items(), strict=True)
-        if isinstance(unwrap(site.fn), Simulator)
-    }
-    run(program, stand_ins, lambda name, msg: base.update({name: msg["value"]}), args=args, kwargs=kwargs)
-
-    @jax.jit  # so that many probes cost little, and NumPyro cannot object to values outside an argument's support
-    def features(values: dict[str, Array]) -> dict[str, Array]:
-        out: dict[str, Array] = {}
-
-        def visit(name: str, msg: dict[str, Any]) -> None:
-            if name in children:
-                out[name] = _features(msg["fn"], msg["value"])
-
-        run(program, values, visit, args=args, kwargs=kwargs)
-        return out
-
-    before = features(base)
+    probe = _Probe(program, sites, {child for pairs in shared.values() for child in pairs}, args, kwargs)
     found: dict[str, set[tuple[str, str]]] = {}
-
-    def probe(plate: str, parents: Sequence[str], changed: np.ndarray, to: int) -> list[str]:
-        """The children in `plate` whose unchanged members differ once the `changed` members of `parents` are."""
-        new = {p: _moved(base[p], sites[p], plate, changed, to) for p in parents}
-        after = features({**base, **new})
-        out = []
-        for child in shared[plate]:
-            axis = sites[child].dims.index(plate)
-            old_rest, new_rest = (np.compress(~changed, np.asarray(f[child]), axis) for f in (before, after))
-            if not np.array_equal(old_rest, new_rest, equal_nan=True):
-                out.append(child)
-        return out
-
     for plate, pairs in shared.items():
         parents = sorted({p for ps in pairs.values() for p in ps})
         number = np.arange(sites[parents[0]].shape[sites[parents[0]].dims.index(plate)])
-        for bit in range((len(number) - 1).bit_length()):
-            for changed in ((number >> bit & 1) == 0, (number >> bit & 1) == 1):
-                for to in (0, 1):
-                    if probe(plate, parents, changed, to):
-                        for parent in parents:
-                            for child in probe(plate, [parent], changed, to):
-                                found.setdefault(child, set()).add((parent, plate))
+        bits = [(number >> bit & 1).astype(bool) for bit in range((len(number) - 1).bit_length())]
+        for changed, to in itertools.product([*bits, *(~b for b in bits)], (0, 1)):
+            if probe(plate, list(pairs), parents, changed, to):
+                for parent in parents:  # whose doing was it?
+                    for child in probe(plate, list(pairs), [parent], changed, to):
+                        found.setdefault(child, set()).add((parent, plate))
     return {child: tuple(sorted(pairs)) for child, pairs in found.items()}
+
+
+class _Probe:
+    """Runs the program on drawn values, some of them changed, and tells whose distribution changes."""
+
+    def __init__(
+        self,
+        program: Program,
+        sites: dict[str, RawSite],
+        children: set[str],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+    ):
+        # Simulators are not called: numbers in (0, 1), good for a scale or a probability, stand in for their data.
+        rng = np.random.default_rng(0)
+        simulated = [name for name, site in sites.items() if isinstance(unwrap(site.fn), Simulator)]
+        stand_ins = {name: jnp.asarray(rng.uniform(size=sites[name].shape), float) for name in simulated}
+
+        self.sites = sites
+        self.values: dict[str, Array] = {}
+        with numpyro.validation_enabled(False):  # a stand-in may leave the support of an argument
+            run(program, stand_ins, lambda name, msg: self.values.update({name: msg["value"]}), None, args, kwargs)
+
+        @jax.jit  # many probes then cost little, and NumPyro cannot validate arguments
+        def features(values: dict[str, Array]) -> dict[str, Array]:
+            out: dict[str, Array] = {}
+
+            def visit(name: str, msg: dict[str, Any]) -> None:
+                if name in children:
+                    out[name] = _features(msg["fn"], msg["value"])
+
+            run(program, values, visit, args=args, kwargs=kwargs)
+            return out
+
+        self.features = features
+        self.before = features(self.values)
+
+    def __call__(
+        self, plate: str, children: Sequence[str], parents: Sequence[str], changed: np.ndarray, to: int
+    ) -> list[str]:
+        """The children whose other members differ once the `changed` members of the parents are moved."""
+        new = {p: _moved(self.values[p], self.sites[p], plate, changed, to) for p in parents}
+        after = self.features({**self.values, **new})
+        return [name for name in children if not self._same(name, plate, after[name], ~changed)]
+
+    def _same(self, name: str, plate: str, after: Array, members: np.ndarray) -> bool:
+        axis = self.sites[name].dims.index(plate)
+        old, new = (np.compress(members, np.asarray(f), axis) for f in (self.before[name], after))
+        return np.array_equal(old, new, equal_nan=True)
 
 
 def _moved(value: Array, site: RawSite, plate: str, changed: np.ndarray, to: int) -> Array:
@@ -466,13 +479,24 @@ def base_constraint(fn: dist.Distribution) -> constraints.Constraint:
 
 def _features(fn: dist.Distribution, value: Array) -> Array:
     """Numbers that change with the distribution's parameters, shape `(*batch_shape, n)`."""
-    base = unwrap(fn)
+    base, shape = unwrap(fn), fn.batch_shape
     if isinstance(base, Simulator):
-        rows = [r.reshape((*fn.batch_shape, -1)).astype(float) for r in base.rows()]
-        return jnp.concatenate([jnp.zeros((*fn.batch_shape, 1)), *rows], axis=-1)
-    if fn.support is not None and fn.support.is_discrete:  # a draw may be the same for different parameters
-        return jnp.broadcast_to(fn.log_prob(value), fn.batch_shape)[..., None]
-    return fn(rng_key=jax.random.key(0)).reshape((*fn.batch_shape, -1))
+        rows = [r.reshape((*shape, -1)).astype(float) for r in base.rows()]
+        return jnp.concatenate([jnp.zeros((*shape, 1)), *rows], axis=-1)
+    try:
+        return jnp.broadcast_to(_unmasked(fn).log_prob(value), shape)[..., None]
+    except NotImplementedError:  # a distribution of the user's own that can only be sampled
+        return fn(rng_key=jax.random.key(0)).reshape((*shape, -1))
+
+
+def _unmasked(fn: dist.Distribution) -> dist.Distribution:
+    if isinstance(fn, dist.MaskedDistribution):
+        return _unmasked(fn.base_dist)
+    if isinstance(fn, dist.ExpandedDistribution):
+        return _unmasked(fn.base_dist).expand(fn.batch_shape)
+    if isinstance(fn, dist.Independent):
+        return _unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+    return fn
 
 
 _NEEDS_NUMBER = (

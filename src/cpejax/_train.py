@@ -44,13 +44,13 @@ class Training:
     """
 
     batch_size: int = 100
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     schedule: str = "cosine"
     max_epochs: int = 2000
     steps: int = 20_000
     patience: int = 50
     validation: float = 0.1
-    weight_decay: float = 0.1
+    weight_decay: float = 0.02
     average: bool = True
 
     def __post_init__(self) -> None:
@@ -140,7 +140,8 @@ def train(
         optax.clip_by_global_norm(10.0), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
     # Copies: the compiled epoch gives its arguments' memory to its results.
-    state = State(_copy(weights), _copy(weights), optimiser.init(weights), _copy(weights), jnp.zeros((), jnp.int32))
+    weights = _copy(weights)
+    state = State(weights, _copy(weights), optimiser.init(weights), _copy(weights), jnp.zeros((), jnp.int32))
     history = History()
     settings_text = json.dumps({**asdict(settings), "n": n, "key": _key_words(key), "program": fingerprint}, sort_keys=True)
     epoch_number = 0
@@ -215,7 +216,8 @@ def train(
 
 
 def _copy(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+    """A copy without weak types: the state of the first epoch must look like that of all others, to compile once."""
+    return jax.tree.map(lambda x: jnp.array(x, x.dtype, copy=True), tree)
 
 
 def _fast_key(key: PRNGKeyArray) -> PRNGKeyArray:

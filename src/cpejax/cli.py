@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cpejax._graph import Graph
+from cpejax._graph import Graph, listing
 from cpejax._invert import PosteriorProgram, invert
 from cpejax._program import Program
 
@@ -28,7 +29,6 @@ SUFFIXES = (".svg", ".png")
 
 app = typer.Typer(
     name="cpejax",
-    help="Infer the parameters of a NumPyro program from simulations.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -36,10 +36,11 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"cpejax {version('cpejax')}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()
@@ -67,7 +68,9 @@ def graph(
     ] = Path("graph.svg"),
     how: Annotated[
         Literal["faithful", "reverse"],
-        typer.Option(help="How to invert: `faithful` claims no independence that the model lacks; `reverse` flips every edge."),
+        typer.Option(
+            help="How to invert: `faithful` claims no independence that the model lacks; `reverse` flips every edge."
+        ),
     ] = "faithful",
     order: Annotated[
         Literal["prior", "leaf"],
@@ -83,17 +86,16 @@ def graph(
     Example: `cpejax graph examples/hierarchical.py --out hierarchical.png`
     """
     if out.suffix.lower() not in SUFFIXES:
-        raise typer.BadParameter(
-            f"{out} ends in {out.suffix or 'no suffix'!r}; a figure is .svg or .png.", param_hint="--out"
-        )
+        ending = f"ends in '{out.suffix}'" if out.suffix else "has no suffix"
+        raise typer.BadParameter(f"{out} {ending}; a figure is .svg or .png.", param_hint="--out")
     with _errors_in_a_paragraph(debug):
         loaded = load_model(model)
         with _blaming(model):
             prior = Graph.from_program(loaded.program, *loaded.args, observed=loaded.observed, **loaded.kwargs)
             posterior = invert(prior, how=how, order=order)
         console = Console()
-        console.print(_table("Prior program", prior, prior.sites, prior.parents, "depends on"))
-        console.print(_table("Posterior program", posterior.graph, posterior.order, posterior.parents, "reads"))
+        console.print(_table("Prior program", prior, prior.parents, depends="depends on", distributions=True))
+        console.print(_table("Posterior program", posterior.graph, posterior.parents, depends="reads"))
         for plate, why in posterior.graph.unrolled.items():
             console.print(Text(f"Plate '{plate}' is unrolled: {why}."))
         _draw(prior, posterior, out)
@@ -116,19 +118,18 @@ def _draw(prior: Graph, posterior: PosteriorProgram, out: Path) -> None:
         plt.close(figure)
 
 
-def _table(title: str, graph: Graph, names: Sequence[str], parents: Mapping[str, tuple[str, ...]], verb: str) -> Table:
+def _table(
+    title: str, graph: Graph, parents: Mapping[str, tuple[str, ...]], depends: str, distributions: bool = False
+) -> Table:
+    """The sites, in the order of `parents`."""
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("site", verb, "distribution", "shape", "plates"):
+    for column in ("site", depends, *(["distribution"] if distributions else []), "shape", "plates"):
         table.add_column(column, overflow="fold")
-    for name in names:
+    for name, reads in parents.items():
         site = graph.sites[name]
-        table.add_row(
-            Text(name, "bold" if not site.observed else ""),
-            Text(", ".join(parents[name]) or "·"),
-            Text(site.distribution + (" (data)" if site.observed else "")),
-            Text(str(site.event_shape) if site.event_shape else "·"),
-            Text(" × ".join(f"{p}[{graph.plates[p]}]" for p in site.plates) or "·"),
-        )
+        distribution = [site.distribution + (", data" if site.observed else "")] if distributions else []
+        shape = str(site.event_shape) if site.size > 1 else "·"
+        table.add_row(*map(Text, (name, listing(reads), *distribution, shape, graph.where(site) or "·")))
     return table
 
 
@@ -153,16 +154,28 @@ def load_model(path: Path) -> LoadedModel:
     program = getattr(module, "program", None)
     if not callable(program):
         found = "defines no `program`" if program is None else f"has a `program` that is a {type(program).__name__}"
-        functions = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        functions = [
+            n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+        ]
         hint = f" Its functions are {', '.join(functions)}: rename one, or add `program = ...`." if functions else ""
         raise _Failure(f"{path} {found}, expected a NumPyro model: def program(): ...{hint}")
     args, kwargs = getattr(module, "args", ()), getattr(module, "kwargs", {})
     if not isinstance(args, Sequence) or isinstance(args, str):
-        raise _Failure(f"{path}: `args` is a {type(args).__name__}, expected a tuple of what the program is called with.")
+        raise _Failure(
+            f"{path}: `args` is a {type(args).__name__}, expected a tuple of what the program is called with."
+        )
     if not isinstance(kwargs, Mapping):
-        raise _Failure(f"{path}: `kwargs` is a {type(kwargs).__name__}, expected a dict of what the program is called with.")
-    observed = getattr(module, "observed", None)
-    return LoadedModel(program, tuple(args), dict(kwargs), observed)
+        raise _Failure(
+            f"{path}: `kwargs` is a {type(kwargs).__name__}, expected a dict of what the program is called with."
+        )
+    try:
+        inspect.signature(program).bind(*args, **kwargs)
+    except TypeError as error:
+        raise _Failure(
+            f"{path}: the program takes other arguments than it is given ({error}). "
+            "Define `args` (a tuple) or `kwargs` (a dict) next to it."
+        ) from error
+    return LoadedModel(program, tuple(args), dict(kwargs), getattr(module, "observed", None))
 
 
 def _run_file(path: Path) -> ModuleType:

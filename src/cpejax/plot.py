@@ -15,7 +15,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 from matplotlib.textpath import text_to_path
 
-from cpejax._diagram import Diagram, Edge, Points, bezier, place
+from cpejax._diagram import Diagram, Edge, Parabola, bezier, place
 from cpejax._graph import Graph
 from cpejax._invert import PosteriorProgram, invert
 from cpejax._program import Program
@@ -54,6 +54,8 @@ def graph(
         cpe.plot.graph(graph, cpe.invert(graph, how="reverse"))  # the paper's Figure 1
         ```
     """
+    if isinstance(model, Graph) and observed is not None:
+        raise ValueError(f"A graph knows its data ({', '.join(model.data)}): leave out observed={list(observed)}.")
     prior = model if isinstance(model, Graph) else Graph.from_program(model, observed=observed)
     posterior = invert(prior) if posterior is None else posterior
     reads = [(p, name) for name in posterior.order for p in posterior.parents[name]]
@@ -67,12 +69,13 @@ def graph(
         _Pane(prior, left, causes, "Prior program"),
         _Pane(posterior.graph, right, reads, "Posterior program", notes, dashed=True),
     ]
-    width, height = sum(p.width for p in panes), max(p.height for p in panes)
+    foot = max(pane.foot for pane in panes)
+    width, height = sum(pane.width for pane in panes), max(pane.height for pane in panes) + foot
     figure = plt.figure(figsize=(width, height))
     start = 0.0
     for pane in panes:
         axes = figure.add_axes((start / width, 0.0, pane.width / width, 1.0))
-        pane.draw(axes, height)
+        pane.draw(axes, height, foot)
         start += pane.width
     return figure
 
@@ -103,9 +106,9 @@ class _Pane:
         wide = max(24, int(self.width * 72 / LABEL_FONT / 0.55))
         self.notes = [line for note in notes for line in textwrap.wrap(note, wide)]
         self.foot = 0.55 + 0.15 * len(self.notes)
-        self.height = self.top - self.bottom + 0.25 + self.foot
+        self.height = self.top - self.bottom + 0.25
 
-    def draw(self, axes: Axes, height: float) -> None:
+    def draw(self, axes: Axes, height: float, foot: float) -> None:
         centre = (self.left + self.right) / 2
         axes.set_xlim(centre - self.width / 2, centre + self.width / 2)
         axes.set_ylim(self.top + 0.25 - height, self.top + 0.25)
@@ -116,7 +119,7 @@ class _Pane:
             self._draw_site(axes, name)
         for arrow in self.arrows:
             self._draw_arrow(axes, arrow)
-        y = self.top + 0.25 - height + self.foot - 0.3
+        y = self.top + 0.25 - height + foot - 0.3
         axes.text(centre, y, self.title, ha="center", va="center", fontsize=TITLE_FONT, color=INK)
         for i, line in enumerate(self.notes):
             axes.text(centre, y - 0.2 - 0.15 * i, line, ha="center", va="center", fontsize=LABEL_FONT, color=PLATE)
@@ -173,7 +176,7 @@ class _Pane:
             below = y - self.diagram.radius - 0.03
             axes.text(x, below, ", ".join(tags), ha="center", va="top", fontsize=SMALLEST_FONT, color=PLATE, zorder=5)
 
-    def _draw_arrow(self, axes: Axes, arrow: Points) -> None:
+    def _draw_arrow(self, axes: Axes, arrow: Parabola) -> None:
         axes.add_artist(
             FancyArrowPatch(
                 path=Path(arrow, [Path.MOVETO, Path.CURVE3, Path.CURVE3]),

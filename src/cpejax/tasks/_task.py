@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import numpyro
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 Arrays = dict[str, Float[np.ndarray, "..."]]
 ExactSampler = Callable[[Mapping[str, np.ndarray], int, np.random.Generator], Arrays]
@@ -46,7 +46,13 @@ class Task:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of one draw of every sample site, in the program's order."""
-        return {name: value.shape for name, value in self._draw(0).items()}
+        found: dict[str, tuple[int, ...]] = {}  # what a traced function returns comes back sorted
+
+        def look(key):
+            found.update({name: value.shape for name, value in self._trace(key).items()})
+
+        jax.eval_shape(look, jax.random.key(0))
+        return found
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -89,6 +95,14 @@ class Task:
     def _draw(self, seed: int) -> Arrays:
         # The generator and the precision are pinned: an observation must not depend on the caller's JAX settings.
         with jax.enable_x64(False):
-            key = jax.random.key(seed, impl="threefry2x32")
-            trace = numpyro.handlers.trace(numpyro.handlers.seed(self.program, key)).get_trace()
-        return {name: np.asarray(site["value"]) for name, site in trace.items() if site["type"] == "sample"}
+            draw = self._compiled(jax.random.key(seed, impl="threefry2x32"))
+        return {name: np.asarray(draw[name]) for name in self.shapes}
+
+    @cached_property
+    def _compiled(self) -> Callable[[Array], dict[str, Array]]:
+        return jax.jit(self._trace)
+
+    def _trace(self, key: Array) -> dict[str, Array]:
+        """One draw of every sample site."""
+        trace = numpyro.handlers.trace(numpyro.handlers.seed(self.program, key)).get_trace()
+        return {name: site["value"] for name, site in trace.items() if site["type"] == "sample"}

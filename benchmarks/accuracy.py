@@ -1,0 +1,235 @@
+"""How right the posteriors are, against exact ones, with default settings and 10,000 simulations.
+
+    python benchmarks/accuracy.py                 # all
+    python benchmarks/accuracy.py toy two_moons   # some
+    python benchmarks/accuracy.py --c2st mlp      # the published C2ST instead of the fast one that agrees with it
+
+Results are written to benchmarks/results/accuracy.json as they come; what is there already is not computed again, unless
+`--again`.
+"""
+
+import argparse
+import json
+import resource
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from scipy.stats import multivariate_normal, norm
+
+import cpejax as cpe
+
+RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+OBSERVATIONS, DRAWS = 5, 10_000
+
+
+def fitted(program, observed, simulations=10_000, **options):
+    """A posterior with default settings, and what it took."""
+    began = time.perf_counter()
+    data = cpe.simulate(program, simulations, observed=observed, key=jax.random.key(0))
+    posterior = cpe.fit(program, data, key=jax.random.key(1), **options)
+    about = {
+        "weights": posterior.weights,
+        "epochs": len(posterior.history.train),
+        "best_epoch": posterior.history.best_epoch,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    return posterior, about
+
+
+def drawn(posterior, given, seed, **options):
+    """Draws as `{site: (n, ...)}`."""
+    tree = posterior.sample(DRAWS, given=given, key=jax.random.key(seed), **options)
+    return {name: tree.posterior[name].values[0] for name in posterior.graph.parameters}
+
+
+def matrix(draws):
+    """One column a number."""
+    return np.concatenate([np.asarray(x).reshape(len(x), -1) for x in draws.values()], axis=1)
+
+
+def compare(posterior, observations, exact, c2st, **options):
+    """The mean C2ST over observations, and each."""
+    scores = []
+    for seed, given in enumerate(observations):
+        reference = exact(given, DRAWS, np.random.default_rng(seed))
+        draws = drawn(posterior, given, seed, **options)
+        scores.append(cpe.metrics.c2st(matrix(draws), matrix({n: reference[n] for n in draws}), method=c2st))
+    return {"c2st": round(float(np.mean(scores)), 4), "each": [round(s, 3) for s in scores]}
+
+
+def toy_program():
+    """Two parameters of which only the sum is seen."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(a + b, 0.3))
+
+
+def toy(c2st):
+    """Correlation -.917 within .02, standard deviations within 3 %, log-density within .05 nats."""
+    posterior, about = fitted(toy_program, ["y"])
+    covariance = np.linalg.inv(np.eye(2) + np.ones((2, 2)) / 0.09)
+    out = []
+    for seed, y in enumerate((-2.0, -0.7, 0.0, 0.9, 1.8)):
+        draws = drawn(posterior, {"y": y}, seed)
+        log_prob = posterior.log_prob(draws, given={"y": y})
+        exact = multivariate_normal(covariance @ np.ones(2) / 0.09 * y, covariance)
+        found = np.cov(matrix(draws).T)
+        out.append(
+            {
+                "y": y,
+                "correlation": found[0, 1] / np.sqrt(found[0, 0] * found[1, 1]),
+                "sd_ratio": (np.sqrt(np.diag(found)) / np.sqrt(np.diag(covariance))).tolist(),
+                "log_prob_error": float(np.abs(log_prob - exact.logpdf(matrix(draws))).mean()),
+            }
+        )
+    return {**about, "exact_correlation": covariance[0, 1] / covariance[0, 0], "observations": out}
+
+
+def task(name):
+    """A benchmark task against its exact posterior, with 20 Euler steps and with RK5(4)."""
+
+    def run(c2st):
+        t = cpe.tasks.get(name)
+        posterior, about = fitted(t.program, t.observed)
+        observations = [t.observation(seed) for seed in range(OBSERVATIONS)]
+        euler = compare(posterior, observations, t.exact, c2st)
+        rk45 = compare(posterior, observations, t.exact, c2st, solver="rk45")
+        out = {**about, "euler_20": euler, "rk45": rk45}
+        if name == "two_moons":
+            out["integral"] = [integral(posterior, given) for given in observations]
+        return out
+
+    run.__doc__ = f"{name}: C2ST over {OBSERVATIONS} observations."
+    return run
+
+
+def integral(posterior, given, points=1001):
+    """The density's integral over the prior's square, by the midpoint rule."""
+    side = (np.arange(points) + 0.5) / points * 2 - 1
+    grid = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1).reshape(-1, 2)
+    total = 0.0
+    for part in np.array_split(grid, 20):
+        total += np.exp(posterior.log_prob({"theta": part}, given=given)).sum()
+    return round(float(total * (2 / points) ** 2), 4)
+
+
+def groups_program(size):
+    """The hierarchical model of normal groups."""
+
+    def program():
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+        with numpyro.plate("group", size):
+            theta = numpyro.sample("theta", dist.Normal(mu, tau))
+            numpyro.sample("y", dist.Normal(theta, 0.5))
+
+    return program
+
+
+def exact_groups(given, n, rng, points=2000):
+    """mu and tau on a grid (around the posterior's bulk), theta conjugate."""
+    y = np.asarray(given["y"], float)
+
+    def log_density(mu, tau):
+        variance = tau**2 + 0.25
+        log_likelihood = -0.5 * len(y) * np.log(variance) - 0.5 * (
+            (y**2).sum() - 2 * mu * y.sum() + len(y) * mu**2
+        ) / variance
+        return norm.logpdf(mu) + norm.logpdf(tau) + log_likelihood
+
+    low, high = np.array([-4.0, 1e-4]), np.array([4.0, 5.0])
+    for _ in range(3):  # zoom to where the mass is
+        mu, tau = (np.linspace(a, b, points // 2) for a, b in zip(low, high, strict=True))
+        log_p = log_density(mu[:, None], tau[None, :])
+        where = np.argwhere(log_p > log_p.max() - 18)
+        (i0, j0), (i1, j1) = where.min(0), where.max(0)
+        low, high = (
+            np.array([mu[max(i0 - 1, 0)], tau[max(j0 - 1, 0)]]),
+            np.array([mu[min(i1 + 1, len(mu) - 1)], tau[min(j1 + 1, len(tau) - 1)]]),
+        )
+    mu, tau = (np.linspace(a, b, points) for a, b in zip(low, high, strict=True))
+    p = np.exp(log_density(mu[:, None], tau[None, :]) - log_p.max()).ravel()
+    chosen = rng.choice(len(p), n, p=p / p.sum())
+    width = np.array([mu[1] - mu[0], tau[1] - tau[0]])
+    mu, tau = mu[chosen // points], tau[chosen % points]
+    mu, tau = mu + width[0] * rng.uniform(-0.5, 0.5, n), np.maximum(tau + width[1] * rng.uniform(-0.5, 0.5, n), 1e-6)
+    precision = 1 / tau**2 + 4
+    theta = (mu / tau**2 / precision)[:, None] + 4 * y / precision[:, None]
+    theta = theta + rng.normal(size=theta.shape) / np.sqrt(precision)[:, None]
+    return {"mu": mu, "tau": tau, "theta": theta}
+
+
+def groups(size, **options):
+    """The hierarchical model against exact draws."""
+
+    def run(c2st):
+        program = groups_program(size)
+        posterior, about = fitted(program, ["y"], **options)
+        data = cpe.simulate(program, OBSERVATIONS, observed=["y"], key=jax.random.key(100))
+        observations = [{"y": y} for y in data["y"]]
+        out = {**about, "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)}
+        for name, sites in (("all", ("mu", "tau", "theta")), ("mu", ("mu",)), ("tau", ("tau",)), ("mu_tau", ("mu", "tau"))):
+            if name == "all" and size > 100:
+                continue
+            scores = []
+            for seed, given in enumerate(observations):
+                reference = exact_groups(given, DRAWS, np.random.default_rng(seed))
+                draws = drawn(posterior, given, seed)
+                pair = [matrix({s: x[s] for s in sites}) for x in (draws, reference)]
+                scores.append(cpe.metrics.c2st(*pair, method=c2st))
+            out[name] = {"c2st": round(float(np.mean(scores)), 4), "each": [round(s, 3) for s in scores]}
+        return out
+
+    return run
+
+
+def vector_gaussian(c2st):
+    """The linear Gaussian as one vector of ten, without saying that its dimensions are independent."""
+
+    def program():
+        theta = numpyro.sample("theta", dist.Normal(0.0, 0.1**0.5).expand([10]).to_event(1))
+        numpyro.sample("x", dist.Normal(theta, 0.1**0.5).to_event(1))
+
+    def exact(given, n, rng):
+        return {"theta": np.asarray(given["x"]) / 2 + np.sqrt(0.05) * rng.normal(size=(n, 10))}
+
+    posterior, about = fitted(program, ["x"])
+    data = cpe.simulate(program, OBSERVATIONS, observed=["x"], key=jax.random.key(100))
+    return {**about, **compare(posterior, [{"x": x} for x in data["x"]], exact, c2st)}
+
+
+ALL = {
+    "toy": toy,
+    "linear_gaussian": task("linear_gaussian"),
+    "two_moons": task("two_moons"),
+    "groups_8": groups(8),
+    "slcp": task("slcp"),
+    "hierarchical": task("hierarchical"),
+    "vector_gaussian": vector_gaussian,
+    "groups_1000": groups(1000),
+}
+
+
+def main() -> None:
+    """Compute what is asked for and not there yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[[], *ALL], help="which (default: all)")
+    parser.add_argument("--c2st", default="fast", choices=["fast", "mlp"])
+    parser.add_argument("--again", action="store_true", help="compute again what is there")
+    options = parser.parse_args()
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in options.names or ALL:
+        if name in found and not options.again:
+            continue
+        found[name] = {**ALL[name](options.c2st), "c2st_method": options.c2st}
+        print(name, json.dumps(found[name]), flush=True)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,385 @@
+"""How fast cpejax trains, draws and evaluates, beside FMPE of `sbi`: two moons, 10,000 simulations, batches of 100.
+
+    make speed                                      # builds both environments, then runs this; takes about ten minutes
+    python benchmarks/speed.py --skip-peer          # cpejax alone
+    python benchmarks/speed.py --quick              # does it run? Small numbers of everything, nothing is written
+
+Everything is measured in one run, one thing after the other, so the machine should be otherwise idle. The peer runs in
+`.venv-peers` (`make peers`), on the same simulations and observations, with the network that the paper gives FMPE.
+
+* An epoch is what a user waits for: 9,000 rows in batches of 100 and the validation loss of 1,000. The median of many,
+  without the first ones and without compilation.
+* Draws and densities are of observations that were not seen before, by the public functions with their defaults, after
+  one call that compiles. The median over the observations.
+* The arithmetic rate counts matrix products only, 2mnk floating-point operations each: those that automatic
+  differentiation leaves in the traced program, times the length of the loops around them. Its unit is the rate of one
+  product of 1024 x 1024 matrices, measured before and after.
+* End to end is a fresh process: import, simulate, fit to convergence, 10,000 draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parent.parent
+PEER = ROOT / ".venv-peers" / "bin" / "python"
+RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
+BATCH = 100
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything."""
+
+    simulations: int = 10_000
+    draws: int = 10_000
+    epochs: int = 50
+    observations: int = 7
+    peer_epochs: int = 60
+    peer_observations: int = 3
+    max_epochs: int | None = None
+
+
+QUICK = Size(2_000, 1_000, epochs=6, observations=2, peer_epochs=5, peer_observations=1, max_epochs=5)
+
+
+# Counting
+
+
+def product_flops(jaxpr: Any) -> int:
+    """The floating-point operations of the matrix products in a traced program, loops counted as often as they run."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            ((contracted, _), _), left = equation.params["dimension_numbers"], equation.invars[0].aval.shape
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+            continue
+        inner = [product_flops(j) for j in _inner_jaxprs(equation.params)]
+        if not any(inner):
+            continue
+        if equation.primitive.name == "while":
+            raise ValueError("A matrix product is in a loop whose length is known only when it runs.")
+        if equation.primitive.name == "cond":
+            total += max(inner)
+        else:
+            total += sum(inner) * (equation.params["length"] if equation.primitive.name == "scan" else 1)
+    return total
+
+
+def _inner_jaxprs(params: dict[str, Any]) -> list[Any]:
+    values = [v for p in params.values() for v in (p if isinstance(p, tuple | list) else (p,))]
+    return [getattr(v, "jaxpr", v) for v in values if hasattr(getattr(v, "jaxpr", v), "eqns")]
+
+
+def count_flops(function: Callable, *args: Any) -> int:
+    import jax
+
+    return product_flops(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+# Measuring
+
+
+def timed(function: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def gemm_rate(size: int = 1024, repeats: int = 50) -> float:
+    """Floating-point operations a second of one matrix product in float32."""
+    import jax
+
+    a, b = jax.random.normal(jax.random.key(0), (2, size, size))
+    product = jax.jit(lambda a, b: a @ b)
+    product(a, b).block_until_ready()
+    return 2 * size**3 / statistics.median(timed(lambda: product(a, b).block_until_ready()) for _ in range(repeats))
+
+
+class Compilation:
+    """The seconds that JAX has spent on tracing, lowering and compiling."""
+
+    def __init__(self) -> None:
+        import jax
+
+        self.seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._add)
+
+    def _add(self, event: str, seconds: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            self.seconds += seconds
+
+    def during(self, function: Callable[[], Any]) -> tuple[Any, float]:
+        before = self.seconds
+        return function(), self.seconds - before
+
+
+def simulate(size: Size) -> tuple[Any, Any]:
+    """The simulations, and observations that are not among them."""
+    import jax
+
+    import cpejax as cpe
+    from cpejax.tasks import two_moons
+
+    simulations = cpe.simulate(two_moons.program, size.simulations, observed=["x"], key=jax.random.key(0))
+    new = cpe.simulate(two_moons.program, 1 + size.observations, observed=["x"], key=jax.random.key(1))
+    return simulations, new["x"]
+
+
+def measure_cpejax(simulations: Any, observations: Any, size: Size) -> dict[str, Any]:
+    import jax
+
+    import cpejax as cpe
+    from cpejax import _posterior
+    from cpejax.tasks import two_moons
+
+    compilation = Compilation()
+    ends: list[float] = []
+
+    def fit() -> cpe.Posterior:
+        return cpe.fit(
+            two_moons.program,
+            simulations,
+            key=jax.random.key(2),
+            batch_size=BATCH,
+            max_epochs=size.epochs,
+            patience=size.epochs,
+            progress=False,
+        )
+
+    # `fit` says at the end of each epoch how far it is; here a clock listens instead of a progress bar.
+    with mock.patch.object(_posterior._Bar, "update", lambda *_: ends.append(time.perf_counter())):
+        posterior, compile_fit = compilation.during(fit)
+    epochs = [after - before for before, after in zip(ends, ends[1:], strict=False)][WARM_UP:]
+
+    def sample(number: int) -> Any:
+        return posterior.sample(size.draws, given={"x": observations[number]}, key=jax.random.key(number))
+
+    def log_prob(number: int) -> Any:
+        return posterior.log_prob(draws[number], given={"x": observations[number]})
+
+    draws, sample_seconds, log_prob_seconds = {}, [], []
+    draws[0], compile_sample = compilation.during(lambda: sample(0))
+    _, compile_log_prob = compilation.during(lambda: log_prob(0))
+    for number in range(1, 1 + size.observations):
+        began = time.perf_counter()
+        draws[number] = sample(number)
+        sample_seconds.append(time.perf_counter() - began)
+        log_prob_seconds.append(timed(lambda number=number: log_prob(number)))  # type: ignore[misc]
+    inner = [draws[n]["posterior"].attrs["sampling_time"] for n in range(1, 1 + size.observations)]
+
+    return {
+        "weights": posterior.weights,
+        "epochs_timed": len(epochs),
+        "epoch_seconds": statistics.median(epochs),
+        "compile_fit_seconds": compile_fit,
+        "sample_seconds": statistics.median(sample_seconds),
+        "sample_seconds_compiled_call": statistics.median(inner),
+        "compile_sample_seconds": compile_sample,
+        "log_prob_seconds": statistics.median(log_prob_seconds),
+        "compile_log_prob_seconds": compile_log_prob,
+        "flops": flops(posterior, simulations, observations, size),
+    }
+
+
+def flops(posterior: Any, simulations: Any, observations: Any, size: Size) -> dict[str, int]:
+    """The matrix products of an epoch, of the draws and of their density."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+
+    from cpejax._flow import trainable
+    from cpejax._train import _validation_loss
+
+    flow, key = posterior.flow, jax.random.key(0)
+    weights, rest = trainable(flow)
+    held_out = round(posterior.settings.validation * size.simulations)
+    rows = flow.prepare({name: jnp.asarray(x[:held_out]) for name, x in simulations.items()})
+    one_batch = jax.tree.map(lambda x: x[:BATCH], rows)
+
+    def loss(weights: Any, rows: Any, key: Any) -> Any:
+        return eqx.combine(weights, rest).loss(rows, key)
+
+    step = count_flops(jax.value_and_grad(loss), weights, one_batch, key)
+    validation = count_flops(lambda w, r: _validation_loss(loss, w, r, key, BATCH), weights, rows)
+    data = {"x": jnp.asarray(observations[0])}
+    values = {"theta": jnp.asarray(simulations["theta"][: size.draws])}
+    return {
+        "step": step,
+        "epoch": step * ((size.simulations - held_out) // BATCH) + validation,
+        "sample": count_flops(lambda d: flow.sample(d, size.draws, key, steps=20, solver="euler"), data),
+        "log_prob": count_flops(lambda v, d: flow.log_prob(v, d, steps=20), values, data),
+    }
+
+
+def end_to_end(size: Size) -> dict[str, Any]:
+    """The stages of a user's whole job, in this process, compilation with them."""
+    began = time.perf_counter()
+    import jax
+
+    import cpejax as cpe
+    from cpejax.tasks import two_moons
+
+    imported = time.perf_counter()
+    simulations, observations = simulate(size)
+    simulated = time.perf_counter()
+    options = {} if size.max_epochs is None else {"max_epochs": size.max_epochs}
+    posterior = cpe.fit(two_moons.program, simulations, key=jax.random.key(2), batch_size=BATCH, progress=False, **options)
+    fitted = time.perf_counter()
+    posterior.sample(size.draws, given={"x": observations[0]}, key=jax.random.key(3))
+    drawn = time.perf_counter()
+    return {
+        "import": imported - began,
+        "simulate": simulated - imported,
+        "fit": fitted - simulated,
+        "draws": drawn - fitted,
+        "epochs": len(posterior.history.train),
+        "stopped": posterior.history.stopped,
+    }
+
+
+def run_end_to_end(quick: bool) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).resolve()), "--end-to-end", *(["--quick"] if quick else [])]
+    # A cache from an earlier run would hide the compilation.
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    began = time.perf_counter()
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return {"seconds": time.perf_counter() - began, **json.loads(done.stdout)}
+
+
+def measure_peer(simulations: Any, observations: Any, size: Size) -> dict[str, Any]:
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(
+            Path(folder) / "simulations.npz",
+            theta=simulations["theta"],
+            x=simulations["x"],
+            observations=observations[: 1 + size.peer_observations],
+            low=np.full(2, -1, np.float32),
+            high=np.full(2, 1, np.float32),
+        )
+        script = ROOT / "benchmarks" / "peers" / "sbi_fmpe.py"
+        options = {"--batch": BATCH, "--epochs": size.peer_epochs, "--warm-up": WARM_UP, "--draws": size.draws}
+        words = [str(word) for pair in options.items() for word in pair]
+        command = [str(PEER), str(script), "simulations.npz", *words]
+        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+# Reporting
+
+
+def report(result: dict[str, Any], console: Any) -> None:
+    from rich.table import Table
+
+    ours, peer, rate = result["cpejax"], result.get("sbi"), result["gemm_flops_per_second"]
+    table = Table(title="Two moons, batches of 100: cpejax and FMPE of sbi")
+    for name in ("", "cpejax", "sbi", "ratio", "goal"):
+        table.add_column(name, justify="left" if not name else "right")
+
+    def compare(label: str, ours: float, theirs: float | None, goal: float | None) -> None:
+        cells = ["", "", ""]
+        if theirs is not None:
+            cells = [f"{theirs:.3f} s", f"{theirs / ours:.1f}", "" if goal is None else f"{goal:g}"]
+        table.add_row(label, f"{ours:.4f} s", *cells)
+
+    draws = f"{result['draws']:,}"
+    whole = peer and peer["epoch_seconds"]
+    compare("one epoch, validation with it", ours["epoch_seconds"], whole, 6)
+    compare("  against sbi's without validation", ours["epoch_seconds"], peer and peer["epoch_seconds_training_alone"], None)
+    compare(f"{draws} draws, new observation", ours["sample_seconds"], peer and peer["sample_seconds"], 40)
+    compare(f"{draws} log_prob", ours["log_prob_seconds"], peer and peer["log_prob_seconds"], 30)
+    table.add_section()
+    table.add_row("weights", f"{ours['weights']:,}", f"{peer['weights']:,}" if peer else "", "", "")
+    for what in ("fit", "sample", "log_prob"):
+        table.add_row(f"compiling {what}", f"{ours[f'compile_{what}_seconds']:.1f} s", "", "", "")
+    table.add_section()
+    table.add_row("GEMM, 1024³ float32", f"{rate / 1e9:.0f} GFLOP/s", "", "", "")
+    for what, goal in (("training", "30 %"), ("sampling", "60 %"), ("density", "")):
+        share = result["share_of_gemm"][what]
+        table.add_row(f"{what}, share of it", f"{100 * share:.1f} %", "", "", goal)
+    table.add_section()
+    whole = result["end_to_end"]
+    table.add_row("end to end, fresh process", f"{whole['seconds']:.1f} s", "", "", "90 s")
+    for stage in ("import", "simulate", "fit", "draws"):
+        table.add_row(f"  {stage}", f"{whole[stage]:.1f} s", "", "", "")
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--skip-peer", action="store_true", help="measure cpejax alone")
+    parser.add_argument("--quick", action="store_true", help="small numbers of everything; nothing is written")
+    parser.add_argument("--end-to-end", action="store_true", help="only the whole job once, as one line of JSON")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the figures go (default: %(default)s)")
+    args = parser.parse_args()
+    size = QUICK if args.quick else Size()
+    if args.end_to_end:
+        json.dump(end_to_end(size), sys.stdout)
+        return
+    if not args.skip_peer and not PEER.exists():
+        parser.error("There is no .venv-peers: `make peers` builds it, or leave the peer out with --skip-peer.")
+
+    from rich.console import Console
+
+    console = Console()
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if load > 0.5:
+        console.print(f"[bold red]The load average is {load:.1f}: the machine is not idle, and the figures are not good.")
+    gemm = [gemm_rate()]
+    console.print("simulating, then timing cpejax ...")
+    simulations, observations = simulate(size)
+    ours = measure_cpejax(simulations, observations, size)
+    gemm.append(gemm_rate())
+    console.print("timing the whole job in a fresh process ...")
+    whole = run_end_to_end(args.quick)
+    result = {
+        "command": " ".join(["python benchmarks/speed.py", *["--skip-peer"] * args.skip_peer, *["--quick"] * args.quick]),
+        "versions": {name: version(name) for name in ("cpejax", "jax", "jaxlib", "equinox", "optax", "numpyro", "numpy")}
+        | {"python": platform.python_version()},
+        "cores": cores,
+        "load_average_before": load,
+        "simulations": size.simulations,
+        "batch": BATCH,
+        "draws": size.draws,
+        "gemm_flops_per_second": statistics.mean(gemm),
+        "gemm_flops_per_second_each": gemm,
+        "cpejax": ours,
+        "share_of_gemm": {
+            "training": ours["flops"]["epoch"] / ours["epoch_seconds"] / statistics.mean(gemm),
+            "sampling": ours["flops"]["sample"] / ours["sample_seconds_compiled_call"] / statistics.mean(gemm),
+            "density": ours["flops"]["log_prob"] / ours["log_prob_seconds"] / statistics.mean(gemm),
+        },
+        "end_to_end": whole,
+    }
+    if not args.skip_peer:
+        console.print("timing sbi ...")
+        peer = measure_peer(simulations, observations, size)
+        times = ("epoch_seconds", "sample_seconds", "log_prob_seconds")
+        result |= {"sbi": peer, "ratios": {name.removesuffix("_seconds"): peer[name] / ours[name] for name in times}}
+    report(result, console)
+    if not args.quick or args.out != RESULTS:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        console.print(f"written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()
