@@ -6,14 +6,14 @@ one-dimensional flow in prior coordinates whose context is made of *clean* paren
 
 Three departures from the paper, each measured (`docs/ancestral.md`):
 
-* A coordinate `z` is first standardised by a location and a scale that its context predicts, `w = (z − m) / s`; the
-  flow is from N(0, 1) to the law of `w`. A narrow posterior is then as easy as a wide one.
+* A coordinate `z` is first straightened by a normal mixture that its context predicts, `w = Φ⁻¹(F(z))`; the flow is
+  from N(0, 1) to the law of `w`, and mends what the mixture leaves. A narrow posterior is then as easy as a wide one.
 * The rectified path `(1 − t) w0 + t w1` is followed in the turned coordinates `y = cos(a) w0 + sin(a) w1`,
   `tan a = t / (1 − t)`. The rectified loss is the same number, `∫ |u − v|² da` with `u = cos(a) w1 − sin(a) w0`, but the
   field of a normal law is zero, so that Euler steps are exact for it.
 * The loss has the weight `√tan a`, between the rectified loss (weight 1) and the likelihood's (weight `tan a`), and its
-  value for the zero field is subtracted. With the likelihood of `m` and `s` it is then on the scale of a log-density,
-  whatever `m` and `s` are, and losses of different epochs can be compared.
+  value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density, whatever
+  the mixture is, and losses of different epochs can be compared.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.stats import norm
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._coordinates import Constrain, Coordinates, Values, plates_first
@@ -35,6 +36,7 @@ from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
 from cpejax._layout import Group, Layout, Reading, Run, Stage, Table, layout
+from cpejax._mixture import Mixture
 from cpejax._program import Program
 
 Tables = dict[Table, Array]
@@ -131,7 +133,7 @@ class FieldNet(eqx.Module):
         self.w1, self.b1 = _weights(next(keys), nodes, 1, hidden), jnp.zeros((nodes, hidden))
         self.w2, self.b2 = _weights(next(keys), nodes, hidden, hidden, hidden), jnp.zeros((nodes, hidden))
         self.w3, self.b3 = _weights(next(keys), nodes, hidden, hidden, hidden), jnp.zeros((nodes, hidden))
-        # Zero: the first draws are those of the predicted normal law.
+        # Zero: the first draws are those of the predicted mixture.
         self.w4, self.b4 = jnp.zeros((nodes, hidden)), jnp.zeros(nodes)
         self.gamma = jnp.full(nodes, -3.0)
 
@@ -152,26 +154,28 @@ class FieldNet(eqx.Module):
 
 
 class GroupNet(eqx.Module):
-    """All networks of a group of nodes: the stages of the context, its location and scale, and the field.
+    """All networks of a group of nodes: the stages of the context, its mixture, and the field.
 
-    The location is read from the context and, linearly, from what the last stage reads.
+    The mixture is read from the context and, linearly, from what the last stage reads.
     """
 
     stages: list[StageNet]
-    location: Float[Array, "k width 2"]
-    location_bias: Float[Array, "k 2"]
-    location_linear: list[Float[Array, "k p 2"]]
+    mixture: Float[Array, "k width m"]
+    mixture_bias: Float[Array, "k m"]
+    mixture_linear: list[Float[Array, "k p m"]]
     field: FieldNet
 
-    def __init__(self, group: Group, width: int, depth: int, hidden: int, *, key: PRNGKeyArray):
+    def __init__(self, group: Group, width: int, depth: int, hidden: int, components: int, *, key: PRNGKeyArray):
         nodes = len(group.nodes)
         first, *keys = jax.random.split(key, 1 + len(group.stages))
         # What is pooled is computed for every member, so its networks have half the blocks.
         depths = [depth if s.pool is None else -(-depth // 2) for s in group.stages]
         each = zip(group.stages, depths, keys, strict=True)
         self.stages = [StageNet(s, nodes, width, d, key=k) for s, d, k in each]
-        self.location, self.location_bias = jnp.zeros((nodes, width, 2)), jnp.zeros((nodes, 2))
-        self.location_linear = [jnp.zeros((nodes, r.columns.shape[1], 2)) for r in group.stages[-1].readings]
+        m = 3 * components
+        self.mixture = jnp.zeros((nodes, width, m))
+        self.mixture_bias = jnp.tile(Mixture.initial(components), (nodes, 1))
+        self.mixture_linear = [jnp.zeros((nodes, r.columns.shape[1], m)) for r in group.stages[-1].readings]
         self.field = FieldNet(nodes, width, hidden, key=first)
 
     def nodes(self, which: Array) -> GroupNet:
@@ -180,11 +184,10 @@ class GroupNet(eqx.Module):
 
 
 class Context(eqx.Module):
-    """What of a node does not depend on time: what the field reads, and the location and scale of its coordinate."""
+    """What of a node does not depend on time: what the field reads, and the mixture that straightens its coordinate."""
 
     hidden: Float[Array, "k n *plates h"]
-    mean: Float[Array, "k n *plates"]
-    log_scale: Float[Array, "k n *plates"]
+    mixture: Mixture
 
 
 class AncestralFlow(Flow):
@@ -194,7 +197,7 @@ class AncestralFlow(Flow):
 
     - `program`, `graph`: the program, without arguments, and its graph; `posterior`: the inverse of it.
     - `simulations`: by which values are standardised.
-    - `embed`, `width`, `depth`, `hidden`, `draws`, `members`: see `cpe.CPE`.
+    - `embed`, `width`, `depth`, `hidden`, `components`, `draws`, `members`: see `cpe.CPE`.
     - `like`: the `description` of a flow to be built alike.
     """
 
@@ -218,6 +221,7 @@ class AncestralFlow(Flow):
         width: int,
         depth: int,
         hidden: int,
+        components: int,
         draws: int,
         members: int,
         like: Mapping[str, Any] | None = None,
@@ -241,13 +245,13 @@ class AncestralFlow(Flow):
         self.plan = layout(posterior, {n: z[sites[n].origin].shape[-1] for n in posterior.order}, features)
         first, *keys = jax.random.split(key, 1 + len(self.plan.groups))
         self.time = TimeFeatures(hidden, key=first)
-        self.groups = [GroupNet(g, width, depth, hidden, key=k) for g, k in zip(self.plan.groups, keys, strict=True)]
+        self.groups = [GroupNet(g, width, depth, hidden, components, key=k) for g, k in zip(self.plan.groups, keys, strict=True)]
 
     def description(self) -> dict[str, Any]:
         return {"heavy": {name: list(s.heavy) for name, s in self.standard.items()}}
 
     def numbers_per_draw(self) -> int:
-        width = self.groups[0].location.shape[1]
+        width = self.groups[0].mixture.shape[1]
         rows = [math.prod(self.plan.shape(stage.plates)) for group in self.plan.groups for stage in group.stages]
         return 3 * width * max(rows) + sum(math.prod(self.plan.shape(t.plates)) * w for t, w in self.plan.widths.items())
 
@@ -318,11 +322,11 @@ class AncestralFlow(Flow):
                 h = h + _dense(outputs[sender], w)
             h = weights(h)
             outputs.append(h if stage.pool is None else h.mean(2 + stage.plates.index(stage.pool)))
-        location = _dense(h, net.location) + _lift(net.location_bias, ndim)
-        for reading, w in zip(plan.stages[-1].readings, net.location_linear, strict=True):
-            location = location + read(reading, w, plan.plates)
+        mixture = _dense(h, net.mixture) + _lift(net.mixture_bias, ndim)
+        for reading, w in zip(plan.stages[-1].readings, net.mixture_linear, strict=True):
+            mixture = mixture + read(reading, w, plan.plates)
         hidden = _dense(h, net.field.from_context) + _lift(net.field.b1, ndim)
-        return Context(hidden, location[..., 0], location[..., 1])
+        return Context(hidden, Mixture.from_numbers(mixture))
 
     # Training
 
@@ -351,17 +355,16 @@ class AncestralFlow(Flow):
             here = {table: _take(x, table.plates, inside, 1) for table, x in tables.items()}
             z = _take(self._coordinates_of(group, rows["z"]), group.plates, inside, 2)
             context = self._context(g, net, here)
-            w = (z - context.mean) * jnp.exp(-context.log_scale)
-            likelihood = 0.5 * w**2 + context.log_scale
-            total += likelihood.mean(tuple(range(1, z.ndim))).sum()
-            w, key_group = jax.lax.stop_gradient(w), jax.random.fold_in(key_noise, g)
+            total -= context.mixture.log_density(z).mean(tuple(range(1, z.ndim))).sum()
+            w = jax.lax.stop_gradient(context.mixture.straighten(z))
+            key_group = jax.random.fold_in(key_noise, g)
             total += self._matching(net.field, context.hidden, w, t, features, key_group)
         return total
 
     def _matching(
         self, field: FieldNet, hidden: Array, w: Float[Array, "k n *plates"], t: Array, features: Array, key: PRNGKeyArray
     ) -> Float[Array, ""]:
-        """The weighted rectified loss of standardised coordinates `w`, less that of the zero field."""
+        """The weighted rectified loss of straightened coordinates `w`, less that of the zero field."""
         k, n, *plates = w.shape
         w = w[:, None]
         noise = jax.random.normal(key, (k, self.draws, n, *plates))
@@ -422,7 +425,7 @@ class AncestralFlow(Flow):
                     return net.field(_lift(row, y.ndim + 1), y, context.hidden)
 
                 w = _rk45(field, noise)
-            z = context.mean + jnp.exp(context.log_scale) * w
+            z = context.mixture.bend(w)
             last = jnp.moveaxis(z, 0, -1)
             table = tables[run.table].at[..., chain[0]].set(last).at[..., chain[1]].set(_rank(last))
             return tables | {run.table: table}, z
@@ -515,8 +518,10 @@ class AncestralFlow(Flow):
         total = jax.vmap(self.coordinates.log_volume)(full)
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
             context = self._context(g, net, tables)
-            w = (self._coordinates_of(group, z) - context.mean) * jnp.exp(-context.log_scale)
-            log_q = self._log_density(net.field, context.hidden, w, steps) - context.log_scale
+            coordinates = self._coordinates_of(group, z)
+            w = context.mixture.straighten(coordinates)
+            log_q = self._log_density(net.field, context.hidden, w, steps)
+            log_q += context.mixture.log_density(coordinates) - norm.logpdf(w)
             total += log_q.sum((0, *range(2, log_q.ndim)))
         return total
 
@@ -537,7 +542,7 @@ class AncestralFlow(Flow):
             return (y - h / 2 * (v1 + v2), divergence - h / 2 * (d1 + d2)), None
 
         (y, divergence), _ = jax.lax.scan(back, (w, jnp.zeros_like(w)), jnp.arange(steps)[::-1])
-        return jax.scipy.stats.norm.logpdf(y) + divergence
+        return norm.logpdf(y) + divergence
 
 
 def _rank(z: Array) -> Array:

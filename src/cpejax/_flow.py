@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -48,6 +48,8 @@ class Flow(eqx.Module):
         raise NotImplementedError
 
 
+@runtime_checkable
+@runtime_checkable
 class Method(Protocol):
     """A recipe for a flow: a frozen dataclass of options. `cpe.fit(program, simulations, method=...)` builds it."""
 

@@ -28,6 +28,7 @@ class CPE:
         site's event shape) to a vector of features. Without one, a site's numbers are the features.
     - `width`, `depth`: of each context network, residual blocks (networks that are pooled have half of them).
     - `hidden`: of the three layers of each field (the paper's blocks: 64).
+    - `components`: of the normal mixture that straightens each coordinate before the flow.
     - `draws`: times, and noises for each simulation, in a step.
     - `members`: of a plate with more than twice as many members, so many are trained on in a step.
     """
@@ -37,13 +38,14 @@ class CPE:
     width: int = 64
     depth: int = 5
     hidden: int = 64
+    components: int = 8
     draws: int = 4
     members: int = 32
 
     def __post_init__(self) -> None:
         if self.flow != "ancestral":
             raise ValueError(f"flow must be 'ancestral', found {self.flow!r}.")
-        for name in ("width", "depth", "hidden", "draws", "members"):
+        for name in ("width", "depth", "hidden", "components", "draws", "members"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, found {getattr(self, name)!r}.")
 
@@ -69,6 +71,7 @@ class CPE:
             width=self.width,
             depth=self.depth,
             hidden=self.hidden,
+            components=self.components,
             draws=self.draws,
             members=self.members,
             like=like,

@@ -23,6 +23,8 @@ from numpyro.distributions import constraints
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
+from cpejax._quantiles import drawable, unwrap
+
 Program = Callable[..., Any]
 
 
@@ -182,13 +184,6 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 
-def unwrap(fn: dist.Distribution) -> dist.Distribution:
-    """The distribution inside `expand`, `to_event` and `mask`."""
-    while isinstance(fn, dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution):
-        fn = fn.base_dist
-    return fn
-
-
 class RawSite(NamedTuple):
     """What a trace tells of one `sample` site, before the graph is made."""
 
@@ -238,7 +233,8 @@ class Run(Messenger):
             inside = "inside a loop, a branch or another transformation of JAX (jax.lax.scan, jax.vmap, jax.jit, ...)"
             raise ValueError(_HIDDEN.format(f"draws site '{msg['name']}' {inside}"))
         _check_site(msg)
-        name, fn = msg["name"], msg["fn"]
+        name, fn = msg["name"], drawable(msg["fn"])
+        msg["fn"] = fn
         if isinstance(fn, Simulator):
             fn.site = name
         if msg["kwargs"].get("sample_shape"):  # outside plates; inside, the plate has done the same

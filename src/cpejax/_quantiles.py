@@ -7,6 +7,7 @@ takes `p` alone, and for some families needs a package that we do not depend on.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,6 @@ import numpyro.distributions as dist
 from jax.scipy.special import betainc, erf, erfc, erfinv, gammainc, gammaincc, ndtr, ndtri
 from jaxtyping import Array
 from numpyro.distributions import constraints, transforms
-
-from cpejax._program import unwrap
 
 Tails = tuple[Array, Array]
 
@@ -55,16 +54,22 @@ def _gamma_quantile(d: Any, p: Array, q: Array) -> Array:
     return _solve(standard, lambda x: (gammainc(d.concentration, x), gammaincc(d.concentration, x)), p, q) / d.rate
 
 
-def _beta_tails(d: Any, x: Array) -> Tails:
-    return betainc(d.concentration1, d.concentration0, x), betainc(d.concentration0, d.concentration1, 1 - x)
+def _beta_tails(a: Any, b: Any, x: Array, rest: Array) -> Tails:
+    """Of Beta(a, b) at `x = 1 − rest`; the incomplete beta function is taken from the end that is nearer."""
+    far = x * (a + b + 2) > a + 1
+    small = betainc(jnp.where(far, b, a), jnp.where(far, a, b), jnp.where(far, rest, x))
+    return jnp.where(far, 1 - small, small), jnp.where(far, small, 1 - small)
+
+
+def _beta(d: Any, x: Array) -> Tails:
+    return _beta_tails(d.concentration1, d.concentration0, x, 1 - x)
 
 
 def _student_tails(df: Any, u: Array) -> Tails:
-    """In the middle from the probability of the centre, outside from that of the tail: `df / (df + u²)` is 1 soon."""
-    square = u * u
-    far = 0.5 * betainc(0.5 * df, 0.5, df / (df + square))
-    near = 0.5 * betainc(0.5, 0.5 * df, square / (df + square))
-    small, large = jnp.where(square < df, 0.5 - near, far), jnp.where(square < df, 0.5 + near, 1 - far)
+    """`u² / (df + u²)` is Beta(1/2, df/2)."""
+    square = jnp.minimum(u * u, jnp.finfo(u.dtype).max)
+    inner, outer = _beta_tails(0.5, 0.5 * df, square / (df + square), df / (df + square))
+    small, large = 0.5 * outer, 0.5 + 0.5 * inner
     return jnp.where(u < 0, small, large), jnp.where(u < 0, large, small)
 
 
@@ -81,8 +86,8 @@ def _kumaraswamy_tails(d: Any, x: Array) -> Tails:
 def _ends(d: Any) -> tuple[Tails, Tails, Array]:
     """Of a truncated distribution: the tails of the base at both ends, and the probability between them."""
     zero, one = jnp.zeros(()), jnp.ones(())
-    low = _tails(d.base_dist, d.low) if hasattr(d, "low") else (zero, one)
-    high = _tails(d.base_dist, d.high) if hasattr(d, "high") else (one, zero)
+    low = _tails(d.base_dist, jnp.asarray(d.low, float)) if hasattr(d, "low") else (zero, one)
+    high = _tails(d.base_dist, jnp.asarray(d.high, float)) if hasattr(d, "high") else (one, zero)
     return low, high, _by_tail(*low, high[0] - low[0], low[1] - high[1])
 
 
@@ -153,7 +158,7 @@ _FAMILIES: dict[type, _Family] = {
         _gamma_quantile,
         lambda d, x: (gammainc(d.concentration, x * d.rate), gammaincc(d.concentration, x * d.rate)),
     ),
-    dist.Beta: (lambda d, p, q: _solve(d, lambda x: _beta_tails(d, x), p, q), _beta_tails),
+    dist.Beta: (lambda d, p, q: _solve(d, lambda x: _beta(d, x), p, q), _beta),
     dist.StudentT: (_student_quantile, lambda d, x: _student_tails(d.df, (x - d.loc) / d.scale)),
     **dict.fromkeys(
         (
@@ -266,6 +271,35 @@ def inside(base: dist.Distribution) -> tuple[Any, Any]:
 # Distributions
 
 
+def unwrap(fn: dist.Distribution) -> dist.Distribution:
+    """The distribution inside `expand`, `to_event` and `mask`."""
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+class _StudentT(dist.StudentT):
+    def icdf(self, q: Any) -> Array:
+        return _quantile(self, q, 1 - q)
+
+
+def drawable(fn: dist.Distribution) -> dist.Distribution:
+    """A distribution like `fn` that can be drawn from.
+
+    NumPyro draws a truncated Student-t, alone or in a wrapper, by a function of a package that we do not depend on.
+    """
+    base = getattr(fn, "base_dist", None)
+    if base is None:
+        return fn
+    truncated = hasattr(fn, "low") or hasattr(fn, "high")
+    new = _StudentT(base.df, base.loc, base.scale) if truncated and type(base) is dist.StudentT else drawable(base)
+    if new is base:
+        return fn
+    out = copy.copy(fn)
+    out.base_dist = new
+    return out
+
+
 def from_normal(fn: dist.Distribution, z: Array) -> Array:
     """The value that noise `z` gives: `F⁻¹(Φ(z))`, of the shape of a draw, strictly inside the support."""
     base = unwrap(fn)
@@ -322,7 +356,7 @@ def is_exact(fn: dist.Distribution) -> bool:
         return False
     try:
         jax.eval_shape(lambda x: _tails(base, x), jax.ShapeDtypeStruct(base.batch_shape, jnp.result_type(float)))
-    except Exception:  # NumPyro raises several kinds for "not there"
+    except (NotImplementedError, ImportError):  # no cdf, or one from another package
         return False
     return True
 

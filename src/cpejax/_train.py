@@ -37,18 +37,19 @@ class Training:
     - `max_epochs`: the most epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at least 50 epochs)
         where that is less.
     - `steps`: the length of the schedule in gradient steps.
-    - `patience`: stop after so many epochs without a better validation loss.
+    - `patience`: after so many epochs without a better validation loss the rate falls to zero within as many epochs, and
+        training stops.
     - `validation`: the share of simulations held out for it.
     - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart.
     - `average`: keep averaged weights, over the last tenth of the steps so far: the window grows with the run.
     """
 
     batch_size: int = 100
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     schedule: str = "cosine"
     max_epochs: int = 2000
     steps: int = 20_000
-    patience: int = 50
+    patience: int = 25
     validation: float = 0.1
     weight_decay: float = 0.02
     average: bool = True
@@ -71,20 +72,23 @@ class Training:
             return self.max_epochs
         return min(self.max_epochs, max(50, math.ceil(self.steps / batches)))
 
-    def rate(self, epoch: int, epochs: int) -> float:
-        """The learning rate of an epoch."""
+    def rate(self, epoch: int, epochs: int, cooling: int | None) -> float:
+        """The learning rate of an epoch; `cooling`: the epoch at which patience ended, if it has."""
         warm = min(1.0, (epoch + 1) / 3)
-        fall = 0.5 * (1 + math.cos(math.pi * epoch / epochs)) if self.schedule == "cosine" else 1.0
-        return self.learning_rate * warm * fall
+        along = (epoch if cooling is None else cooling) / epochs
+        fall = 0.5 * (1 + math.cos(math.pi * along)) if self.schedule == "cosine" else 1.0
+        cool = 1.0 if cooling is None else 0.5 * (1 + math.cos(math.pi * (epoch - cooling) / self.patience))
+        return self.learning_rate * warm * fall * cool
 
 
 @dataclass
 class History:
-    """What happened: the losses of each epoch, and where the best was."""
+    """What happened: the losses of each epoch, where the best was, and from which epoch the rate was let fall."""
 
     train: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
     best_epoch: int = -1
+    cooling: int | None = None
     seconds: float = 0.0
     stopped: str = ""
 
@@ -184,7 +188,7 @@ def train(
     try:
         while epoch_number < epochs and not history.stopped:
             best = jnp.asarray(history.best, jnp.float32)
-            rate = jnp.asarray(settings.rate(epoch_number, epochs), jnp.float32)
+            rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), jnp.float32)
             state, training_loss, value = run_epoch(
                 state, jnp.asarray(epoch_number), rate, best, training_rows, validation_rows
             )
@@ -199,7 +203,9 @@ def train(
                 )
             epoch_number += 1
             history.seconds = time.monotonic() - began
-            if epoch_number - 1 - history.best_epoch >= settings.patience:
+            if history.cooling is None and epoch_number - 1 - history.best_epoch >= settings.patience:
+                history.cooling = epoch_number
+            if history.cooling is not None and epoch_number - history.cooling >= settings.patience:
                 history.stopped = f"no better for {settings.patience} epochs"
             elif epoch_number == epochs:
                 history.stopped = "end of the schedule"
