@@ -1,15 +1,20 @@
 """Causal Posterior Estimation: simulation-based inference with samplers compiled from the model's own graph."""
 
-from cpejax import metrics, plot, tasks
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from cpejax._embed import ConvEmbedding, MLPEmbedding, RecurrentEmbedding, SetEmbedding
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram, invert
 from cpejax._methods import CPE
 from cpejax._posterior import Posterior, fit, load
 from cpejax._program import Simulator
-from cpejax._reference import reference
 from cpejax._simulate import Simulations, simulate
 from cpejax._train import History, Training
+
+if TYPE_CHECKING:
+    from cpejax import metrics, plot, tasks
+    from cpejax._reference import reference
 
 __all__ = [
     "CPE",
@@ -34,3 +39,15 @@ __all__ = [
     "simulate",
     "tasks",
 ]
+
+_LATER = {"metrics": "cpejax.metrics", "plot": "cpejax.plot", "tasks": "cpejax.tasks", "reference": "cpejax._reference"}
+
+
+def __getattr__(name: str) -> Any:
+    """What inference does not need is imported when it is first used: it would double the time of the import."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'cpejax' has no attribute {name!r}")
+    module = importlib.import_module(_LATER[name])
+    value = module.reference if name == "reference" else module
+    globals()[name] = value
+    return value

@@ -77,3 +77,7 @@ class CPE:
             like=like,
             key=key,
         )
+
+
+METHODS: dict[str, type[Any]] = {"CPE": CPE}
+"""The methods by name, as saved posteriors name them."""

@@ -26,7 +26,7 @@ from safetensors.numpy import save as to_safetensors
 from cpejax._coordinates import Values
 from cpejax._flow import Flow, Method, Solver, count_weights
 from cpejax._graph import Graph
-from cpejax._methods import CPE
+from cpejax._methods import CPE, METHODS
 from cpejax._program import Program
 from cpejax._simulate import Simulations, bind, check_key, finite
 from cpejax._store import digest, load_arrays, write_atomically
@@ -487,9 +487,8 @@ def _read_about(path: Path) -> dict[str, Any]:
 
 
 def _read_method(about: dict[str, Any], method: Method | None, folder: Path) -> Method:
-    known = {"CPE": CPE}
-    if about["method"] not in known:
-        raise ValueError(f"The posterior in {folder} is of method {about['method']!r}; known are {sorted(known)}.")
+    if about["method"] not in METHODS:
+        raise ValueError(f"The posterior in {folder} is of method {about['method']!r}; known are {sorted(METHODS)}.")
     options = dict(about["options"])
     if method is not None:
         if type(method).__name__ != about["method"] or _options(method) != options:
@@ -500,4 +499,4 @@ def _read_method(about: dict[str, Any], method: Method | None, folder: Path) -> 
             f"The posterior in {folder} has embeddings for {about['options']['embed']}, which a file cannot hold: "
             "give method=cpe.CPE(embed={...}) with the same modules."
         )
-    return known[about["method"]](**options)
+    return METHODS[about["method"]](**options)

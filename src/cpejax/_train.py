@@ -37,8 +37,8 @@ class Training:
     - `max_epochs`: the most epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at least 50 epochs)
         where that is less.
     - `steps`: the length of the schedule in gradient steps.
-    - `patience`: after so many epochs without a better validation loss the rate falls to zero within as many epochs, and
-        training stops.
+    - `patience`: after so many epochs without a better validation loss training goes back to the best weights and lets the
+        rate fall, from a quarter of what it was to zero, within as many epochs; then it stops.
     - `validation`: the share of simulations held out for it.
     - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart.
     - `average`: keep averaged weights, over the last tenth of the steps so far: the window grows with the run.
@@ -51,7 +51,7 @@ class Training:
     steps: int = 20_000
     patience: int = 25
     validation: float = 0.1
-    weight_decay: float = 0.02
+    weight_decay: float = 0.1
     average: bool = True
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Training:
         warm = min(1.0, (epoch + 1) / 3)
         along = (epoch if cooling is None else cooling) / epochs
         fall = 0.5 * (1 + math.cos(math.pi * along)) if self.schedule == "cosine" else 1.0
-        cool = 1.0 if cooling is None else 0.5 * (1 + math.cos(math.pi * (epoch - cooling) / self.patience))
+        cool = 1.0 if cooling is None else 0.125 * (1 + math.cos(math.pi * (epoch - cooling) / self.patience))
         return self.learning_rate * warm * fall * cool
 
 
@@ -205,6 +205,7 @@ def train(
             history.seconds = time.monotonic() - began
             if history.cooling is None and epoch_number - 1 - history.best_epoch >= settings.patience:
                 history.cooling = epoch_number
+                state = state._replace(weights=_copy(state.best), average=_copy(state.best))
             if history.cooling is not None and epoch_number - history.cooling >= settings.patience:
                 history.stopped = f"no better for {settings.patience} epochs"
             elif epoch_number == epochs:
