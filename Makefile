@@ -2,9 +2,11 @@
 
 PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
+PEERS_PYTHON := .venv-peers/bin/python
+PEERS_INSTALLED := .venv-peers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format clean
+.PHONY: help setup demo test test-slow lint format peers speed clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -29,8 +31,13 @@ format: $(INSTALLED)  ## format the code and mend what can be mended
 	$(PYTHON) -m ruff check --fix-only .
 	$(PYTHON) -m ruff format .
 
+peers: $(PEERS_INSTALLED)  ## create .venv-peers, with what the benchmarks compare with
+
+speed: $(INSTALLED) $(PEERS_INSTALLED)  ## measure the speed beside a peer (idle machine, minutes)
+	$(PYTHON) benchmarks/speed.py
+
 clean:  ## remove .venv and everything generated
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An install is bound to the folder it was made in (scripts and the editable package hold its path), so the stamp holds
@@ -66,3 +73,24 @@ $(INSTALLED): pyproject.toml
 	if command -v uv >/dev/null; then uv pip install --quiet --compile-bytecode --python $(PYTHON) -e '.[dev]'; \
 	else $(PYTHON) -m pip install --quiet --compile --disable-pip-version-check -e '.[dev]'; fi; \
 	pwd -P >$(INSTALLED)
+
+# The peers' environment, with the Python of .venv. It has no cpejax, so that neither's dependencies bind the other's.
+PEERS_BOUND_HERE := [ "$$(cat $(PEERS_INSTALLED) 2>/dev/null)" = "$$(pwd -P)" ] && $(PEERS_PYTHON) -c '' 2>/dev/null
+ifneq ($(shell $(PEERS_BOUND_HERE) || echo stale),)
+.PHONY: $(PEERS_INSTALLED)
+endif
+
+$(PEERS_INSTALLED): benchmarks/peers/requirements.txt | $(INSTALLED)
+	@set -e; \
+	$(PEERS_BOUND_HERE) && reuse=yes || reuse=no; \
+	rm -f $(PEERS_INSTALLED); \
+	if [ $$reuse = no ]; then \
+	  rm -rf .venv-peers; \
+	  if command -v uv >/dev/null; then uv venv --quiet --seed --python "$$($(PYTHON) -c 'import sys; print(sys._base_executable)')" .venv-peers; \
+	  else $(PYTHON) -m venv .venv-peers; fi; \
+	fi; \
+	echo "Installing the peers (a few minutes the first time)"; \
+	for package in torch sbi; do \
+	  $(PEERS_PYTHON) -m pip install --quiet --compile --disable-pip-version-check -c benchmarks/peers/requirements.txt $$package; \
+	done; \
+	pwd -P >$(PEERS_INSTALLED)

@@ -4,7 +4,8 @@
     python benchmarks/accuracy.py toy two_moons   # some
     python benchmarks/accuracy.py --c2st mlp      # the published C2ST instead of the fast one that agrees with it
 
-Results are written to benchmarks/results/accuracy.json as they come; what is there already is not computed again, unless
+Results are written to benchmarks/results/accuracy.json as they come; what is there already is not computed again,
+unless
 `--again`.
 """
 
@@ -136,9 +137,9 @@ def exact_groups(given, n, rng, points=2000):
 
     def log_density(mu, tau):
         variance = tau**2 + 0.25
-        log_likelihood = -0.5 * len(y) * np.log(variance) - 0.5 * (
-            (y**2).sum() - 2 * mu * y.sum() + len(y) * mu**2
-        ) / variance
+        log_likelihood = (
+            -0.5 * len(y) * np.log(variance) - 0.5 * ((y**2).sum() - 2 * mu * y.sum() + len(y) * mu**2) / variance
+        )
         return norm.logpdf(mu) + norm.logpdf(tau) + log_likelihood
 
     low, high = np.array([-4.0, 1e-4]), np.array([4.0, 5.0])
@@ -172,7 +173,12 @@ def groups(size, **options):
         data = cpe.simulate(program, OBSERVATIONS, observed=["y"], key=jax.random.key(100))
         observations = [{"y": y} for y in data["y"]]
         out = {**about, "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)}
-        for name, sites in (("all", ("mu", "tau", "theta")), ("mu", ("mu",)), ("tau", ("tau",)), ("mu_tau", ("mu", "tau"))):
+        for name, sites in (
+            ("all", ("mu", "tau", "theta")),
+            ("mu", ("mu",)),
+            ("tau", ("tau",)),
+            ("mu_tau", ("mu", "tau")),
+        ):
             if name == "all" and size > 100:
                 continue
             scores = []

@@ -96,10 +96,18 @@ def test_prior_draws_are_standard_normal(family):
     assert stats.kstest(family["noise"], "norm").pvalue > 1e-3
 
 
+def units(fn):
+    """To how many units in the last place of float32 the family's F(x) is known."""
+    if isinstance(fn, dist.TransformedDistribution):
+        return units(fn.base_dist)
+    if hasattr(fn, "low") and isinstance(fn.base_dist, dist.StudentT):
+        return 70  # a difference of two, over the probability of what is left, .3
+    # The incomplete functions of JAX are good to 20, all closed forms to 4.
+    return 20 if isinstance(fn, dist.Gamma | dist.Beta | dist.StudentT) else 4
+
+
 def test_noise_gives_the_value_back(family):
-    # Float32 holds the value to one unit in the last place, and a probability F(x) to a few: the incomplete beta
-    # function of JAX, the worst, to 20.
-    tolerance = 2 * EPS * np.abs(family["x"]) + 20 * EPS / np.exp(family["log_prob"])
+    tolerance = 2 * EPS * np.abs(family["x"]) + units(family["fn"]) * EPS / np.exp(family["log_prob"])
     assert (np.abs(family["back"] - family["x"]) <= tolerance).all()
 
 
@@ -112,16 +120,21 @@ def test_volume_is_that_of_automatic_differentiation(family):
 def test_values_are_the_quantiles(family):
     if family["oracle"] is None:
         pytest.skip("not in SciPy")
-    z = np.clip(family["z"], -limit(family["fn"]), limit(family["fn"]))
-    expected = np.where(z < 0, family["oracle"].ppf(stats.norm.cdf(z)), family["oracle"].isf(stats.norm.sf(z)))
-    # The noise that SciPy finds behind our value: at the ends, where float32 cannot tell values apart, with theirs.
-    spacing = 4 * np.spacing(np.abs(family["values"]).astype(np.float32)).astype(np.float64)
-    low, high = (family["oracle"].ppf(stats.norm.cdf(z + d)) for d in (-1e-4, 1e-4))
-    upper_low, upper_high = (family["oracle"].isf(stats.norm.sf(z + d)) for d in (-1e-4, 1e-4))
-    low, high = np.where(z < 0, low, upper_low), np.where(z < 0, high, upper_high)
-    representable = np.abs(expected) > 1e-37
-    inside = (low - spacing <= family["values"]) & (family["values"] <= high + spacing)
-    assert inside[representable].all()
+    oracle, fn = family["oracle"], family["fn"]
+    z = np.clip(family["z"], -limit(fn), limit(fn))
+    z = -z if isinstance(fn, dist.InverseGamma) else z  # the inverse of what noise makes: it falls
+
+    def value(z, shift):
+        """SciPy's, of noise shifted by 1e-4, and for a family of two ends also by a unit or two of its probability."""
+        p, q = stats.norm.cdf(z + 1e-4 * shift), stats.norm.sf(z + 1e-4 * shift)
+        coarse = 4 * EPS * shift if limit(fn) < 8 else 0.0
+        return np.where(z < 0, oracle.ppf(np.maximum(p + coarse, 0)), oracle.isf(np.maximum(q - coarse, 0)))
+
+    spacing = 8 * np.spacing(np.abs(family["values"]).astype(np.float32)).astype(np.float64)
+    there = np.abs(value(z, 0)) > 1e-37  # below, float32 has nothing
+    inside = (value(z, -1) - spacing <= family["values"]) & (family["values"] <= value(z, 1) + spacing)
+    assert there.any()
+    assert inside[there].all()
 
 
 def test_values_are_inside_the_support_whatever_the_noise(family):
@@ -180,7 +193,7 @@ INEXACT = {
     "dirichlet-30": (dist.Dirichlet(jnp.ones(30)), 29),
     "lkj-cholesky": (dist.LKJCholesky(3, 1.0), 3),
     "lkj-cholesky-nearly-singular": (dist.LKJCholesky(4, 0.2), 6),
-    "lkj": (dist.LKJ(3, 1.0), 3),
+    "lkj": (dist.LKJ(3, 1.0), 3),  # the matrix: float32 does not hold nearly singular ones
     "von-mises": (dist.VonMises(0.5, 2.0), 1),
     "folded": (dist.FoldedDistribution(dist.Normal(1.0, 1.0)), 1),
     "multivariate-t": (dist.MultivariateStudentT(3.0, jnp.zeros(2), jnp.eye(2)), 2),
@@ -199,7 +212,8 @@ def test_bijections_of_the_support(name):
     back = jax.jit(lambda u: from_free(fn, u))(free)
     np.testing.assert_allclose(back, x, rtol=1e-4, atol=2e-6)
     # As far as 8 standard deviations from the prior's mean, in every direction.
-    z = jax.random.uniform(jax.random.key(1), free.shape, minval=-8, maxval=8)
+    furthest = 4 if name == "lkj" else 8
+    z = jax.random.uniform(jax.random.key(1), free.shape, minval=-furthest, maxval=furthest)
     far = jax.jit(lambda u: from_free(fn, u))(free.mean(0) + free.std(0) * z)
     assert np.isfinite(far).all()
     assert bool(jnp.all(fn.support(far)))
@@ -233,8 +247,8 @@ def test_no_other_package_is_needed(monkeypatch):
     simulations = cpe.simulate(program, 2000, key=jax.random.key(0))
     half_t = stats.t(3)
     assert stats.kstest(simulations["scale"].ravel(), lambda x: 2 * half_t.cdf(x) - 1).pvalue > 1e-3
-    coordinates = Coordinates(program, cpe.Graph.from_program(program), simulations)
-    z = jax.jit(jax.vmap(coordinates.to_z))(dict(simulations))
+    values = {name: jnp.asarray(x) for name, x in simulations.items()}
+    z = jax.jit(jax.vmap(Coordinates(program, cpe.Graph.from_program(program), values).to_z))(values)
     assert stats.kstest(np.asarray(z["scale"]).ravel(), "norm").pvalue > 1e-3
     assert stats.kstest(np.asarray(z["rate"]).ravel(), "norm").pvalue > 1e-3
 
@@ -249,13 +263,12 @@ def everything():
     numpyro.sample("bound", dist.Uniform(mu - tau, mu + 2 * tau))
     vector = numpyro.sample("vector", dist.Normal(jnp.arange(2.0), tau + 0.1))
     numpyro.sample("walk", dist.GaussianRandomWalk(tau, 3))
-    numpyro.sample("weights", dist.Dirichlet(jnp.array([1.0, 2.0, 3.0])))
     numpyro.sample("factor", dist.LKJCholesky(3, 2.0))
     numpyro.sample("masked", dist.Exponential(tau + 0.1).mask(False))
     with numpyro.plate("outer", 3, dim=-2):
-        shift = numpyro.sample("shift", dist.StudentT(4.0, mu, 1.0))
+        shift = numpyro.sample("shift", dist.Laplace(mu, 1.0))
         with numpyro.plate("inner", 4, dim=-1):
-            rate = numpyro.sample("rate", dist.Gamma(2.0, jnp.exp(shift)))
+            rate = numpyro.sample("rate", dist.Weibull(jnp.exp(-shift), 2.0))
             numpyro.sample("pair", dist.MultivariateNormal(jnp.stack([rate, rate], -1), jnp.eye(2)))
     with numpyro.plate("inner", 4, dim=-1):
         shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(3)))
@@ -288,7 +301,6 @@ def test_shapes_have_plates_first_and_one_axis_of_numbers(whole):
         "bound": (1,),
         "vector": (2,),
         "walk": (3,),
-        "weights": (2,),
         "factor": (3,),
         "masked": (1,),
         "shift": (3, 1),
@@ -319,10 +331,10 @@ def test_programs_there_and_back(whole):
     back = jax.jit(lambda v, z: constrained(coordinates, v, z))(values, z)
     for name in coordinates.graph.parameters:
         np.testing.assert_allclose(back[name], values[name], rtol=2e-3, atol=1e-4, err_msg=name)
-    for name in set(z) - {"weights", "factor", "shares"}:
+    for name in set(z) - {"factor", "shares"}:
         flat = np.asarray(z[name], np.float64).reshape(1000, -1)
         assert min(stats.kstest(column, "norm").pvalue for column in flat.T) > 1e-4, name
-    for name in ("weights", "factor", "shares"):  # not normal, but standardised
+    for name in ("factor", "shares"):  # not normal, but standardised
         np.testing.assert_allclose(np.asarray(z[name]).mean(0), 0, atol=1e-3)
         np.testing.assert_allclose(np.asarray(z[name]).std(0), 1, atol=1e-3)
 
@@ -346,13 +358,12 @@ def test_volume_of_a_program_is_that_of_automatic_differentiation(whole):
 
     def free(example):
         out = {name: example[name] for name in coordinates.graph.parameters}
-        out |= {name: example[name][..., :-1] for name in ("weights", "shares")}
-        return out | {"factor": example["factor"][rows, columns]}
+        return out | {"shares": example["shares"][..., :-1], "factor": example["factor"][rows, columns]}
 
     def build(parameters, example):
         out = {**example, **parameters}
-        for name in ("weights", "shares"):
-            out[name] = jnp.concatenate([parameters[name], 1 - parameters[name].sum(-1, keepdims=True)], -1)
+        shares = parameters["shares"]
+        out["shares"] = jnp.concatenate([shares, 1 - shares.sum(-1, keepdims=True)], -1)
         lower = jnp.zeros((3, 3)).at[rows, columns].set(parameters["factor"])
         return out | {"factor": lower + jnp.diag(jnp.sqrt(1 - (lower**2).sum(-1)))}
 
@@ -385,6 +396,6 @@ def test_a_support_without_a_bijection_is_an_error():
         direction = numpyro.sample("direction", dist.ProjectedNormal(jnp.zeros(3)))
         numpyro.sample("y", dist.Normal(direction.sum(), 1.0), obs=0.0)
 
-    simulations = cpe.simulate(program, 20, key=jax.random.key(0))
+    values = {"direction": jnp.ones((20, 3)) / np.sqrt(3.0), "y": jnp.zeros(20)}
     with pytest.raises(ValueError, match=r"Parameter 'direction' is ProjectedNormal, which has neither a cdf nor"):
-        Coordinates(program, cpe.Graph.from_program(program), simulations)
+        Coordinates(program, cpe.Graph.from_program(program), values)

@@ -177,6 +177,8 @@ def test_errors():
         reference("slcp", given={"x": np.zeros(8)})
     with pytest.raises(ValueError, match="NaN"):
         reference("two_moons", given={"x": np.array([np.nan, 0.0])})
+    with pytest.raises(ValueError, match=r"sampler='nuts'\): expected one of exact, slice, rejection"):
+        reference("two_moons", 0, sampler="nuts")
     with pytest.raises(ValueError, match="no exact sampler: use sampler='slice'"):
         reference(replace(TOY, exact=None), given={"x": 0.0}, sampler="exact")
 
@@ -302,7 +304,9 @@ def modes(name, theta):
 def test_two_samplers_agree(name, seed):
     task = tasks.get(name)
     trees = [reference(task, seed, sampler=sampler) for sampler in ("exact", SECOND[name])]
-    draws = [task.ravel({k: v.values.reshape(25_000, -1) for k, v in tree.posterior.data_vars.items()}) for tree in trees]
+    draws = [
+        task.ravel({k: v.values.reshape(25_000, -1) for k, v in tree.posterior.data_vars.items()}) for tree in trees
+    ]
     if name == "slcp":  # the four sign-symmetric modes as one: chains do not jump between them
         draws = [np.concatenate([x[:, :2], np.abs(x[:, 2:4]), x[:, 4:]], axis=1) for x in draws]
     for x in draws:

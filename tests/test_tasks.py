@@ -82,7 +82,9 @@ def test_description(name):
 def test_observations(name):
     task = tasks.get(name)
     seen = [task.observation(seed) for seed in tasks.SEEDS]
-    assert all({site: value.shape for site, value in x.items()} == {s: task.shapes[s] for s in task.observed} for x in seen)
+    assert all(
+        {site: value.shape for site, value in x.items()} == {s: task.shapes[s] for s in task.observed} for x in seen
+    )
     assert len({np.concatenate([value.ravel() for value in x.values()]).tobytes() for x in seen}) == 5
     with jax.enable_x64(True), jax.default_prng_impl("rbg"):
         again = task.observation(3)

@@ -3,8 +3,11 @@
     .venv-peers/bin/python benchmarks/peers/sbi_fmpe.py simulations.npz
 
 Runs in the environment that `make peers` builds, and writes one line of JSON. `benchmarks/speed.py` writes the
-simulations (`theta`, `x`, and `observations` that are not among them; the prior is uniform on `low` to `high`) and reads
-the line. sbi writes its training log to the working directory.
+simulations (`theta`, `x`, and `observations` that are not among them; the prior is uniform from `low` to `high`) and
+reads the line. sbi writes its training log to the working directory.
+
+An epoch is one of sbi's own training loop. Draws and densities are by sbi's defaults: Dormand-Prince 5(4) with its
+tolerances, rejection of draws outside the prior. The first observation is for warming up.
 """
 
 import argparse
@@ -12,8 +15,10 @@ import json
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +32,7 @@ from torch import Tensor, nn
 
 def mlp(*sizes: int) -> nn.Sequential:
     """Linear maps with a SiLU after each."""
-    return nn.Sequential(*(f for a, b in zip(sizes, sizes[1:], strict=False) for f in (nn.Linear(a, b), nn.SiLU())))
+    return nn.Sequential(*(f for a, b in pairwise(sizes) for f in (nn.Linear(a, b), nn.SiLU())))
 
 
 class PaperNet(VectorFieldNet):
@@ -92,7 +97,8 @@ def main() -> None:
     net = PaperNet(theta.shape[1], x.shape[1])
     trainer = TimedFMPE(prior, vf_estimator=posterior_flow_nn(model=net), show_progress_bars=False)
     trainer.append_simulations(theta, x)
-    # sbi counts the epochs from 0 to max_num_epochs, both included.
+    # sbi counts the epochs from 0 to max_num_epochs, both included, and warns that they are few.
+    warnings.filterwarnings("ignore", "Maximum number of epochs")
     trainer.train(args.batch, max_num_epochs=args.epochs - 1, stop_after_epochs=args.epochs)
     whole, training = trainer.summary["epoch_durations_sec"][args.warm_up :], trainer.training_seconds[args.warm_up :]
 

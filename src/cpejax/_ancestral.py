@@ -9,10 +9,12 @@ Three departures from the paper, each measured (`docs/ancestral.md`):
 * A coordinate `z` is first straightened by a normal mixture that its context predicts, `w = Φ⁻¹(F(z))`; the flow is
   from N(0, 1) to the law of `w`, and mends what the mixture leaves. A narrow posterior is then as easy as a wide one.
 * The rectified path `(1 − t) w0 + t w1` is followed in the turned coordinates `y = cos(a) w0 + sin(a) w1`,
-  `tan a = t / (1 − t)`. The rectified loss is the same number, `∫ |u − v|² da` with `u = cos(a) w1 − sin(a) w0`, but the
+  `tan a = t / (1 − t)`. The rectified loss is the same number, `∫ |u − v|² da` with `u = cos(a) w1 − sin(a) w0`, but
+  the
   field of a normal law is zero, so that Euler steps are exact for it.
 * The loss has the weight `√tan a`, between the rectified loss (weight 1) and the likelihood's (weight `tan a`), and its
-  value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density, whatever
+  value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density,
+  whatever
   the mixture is, and losses of different epochs can be compared.
 """
 
@@ -30,7 +32,7 @@ import numpy as np
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._coordinates import Constrain, Coordinates, Values, plates_first
+from cpejax._coordinates import Constrain, Coordinates, Shapes, Values, plates_first
 from cpejax._embed import Embedding, Fixed, Standardise
 from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
@@ -245,7 +247,9 @@ class AncestralFlow(Flow):
         self.plan = layout(posterior, {n: z[sites[n].origin].shape[-1] for n in posterior.order}, features)
         first, *keys = jax.random.split(key, 1 + len(self.plan.groups))
         self.time = TimeFeatures(hidden, key=first)
-        self.groups = [GroupNet(g, width, depth, hidden, components, key=k) for g, k in zip(self.plan.groups, keys, strict=True)]
+        self.groups = [
+            GroupNet(g, width, depth, hidden, components, key=k) for g, k in zip(self.plan.groups, keys, strict=True)
+        ]
 
     def description(self) -> dict[str, Any]:
         return {"heavy": {name: list(s.heavy) for name, s in self.standard.items()}}
@@ -253,7 +257,9 @@ class AncestralFlow(Flow):
     def numbers_per_draw(self) -> int:
         width = self.groups[0].mixture.shape[1]
         rows = [math.prod(self.plan.shape(stage.plates)) for group in self.plan.groups for stage in group.stages]
-        return 3 * width * max(rows) + sum(math.prod(self.plan.shape(t.plates)) * w for t, w in self.plan.widths.items())
+        return 3 * width * max(rows) + sum(
+            math.prod(self.plan.shape(t.plates)) * w for t, w in self.plan.widths.items()
+        )
 
     # What networks read
 
@@ -362,7 +368,13 @@ class AncestralFlow(Flow):
         return total
 
     def _matching(
-        self, field: FieldNet, hidden: Array, w: Float[Array, "k n *plates"], t: Array, features: Array, key: PRNGKeyArray
+        self,
+        field: FieldNet,
+        hidden: Array,
+        w: Float[Array, "k n *plates"],
+        t: Array,
+        features: Array,
+        key: PRNGKeyArray,
     ) -> Float[Array, ""]:
         """The weighted rectified loss of straightened coordinates `w`, less that of the zero field."""
         k, n, *plates = w.shape
@@ -446,7 +458,7 @@ class AncestralFlow(Flow):
         tables: Tables,
         values: Values,
         constrain: dict[str, Constrain],
-        z_shapes: Values,
+        z_shapes: Shapes,
         data: set[str],
         keys: Array,
     ) -> tuple[Tables, Values, Float[Array, "levels coordinates sites n *plates"]]:
@@ -462,7 +474,11 @@ class AncestralFlow(Flow):
                 x = values[origin]
                 for name in (s for s in where if sites[s].origin == origin):
                     level, i = where[name]
-                    x = x.at[_position(sites[name], graph)].set(drawn[i][level]) if sites[name].index else drawn[i][level]
+                    x = (
+                        x.at[_position(sites[name], graph)].set(drawn[i][level])
+                        if sites[name].index
+                        else drawn[i][level]
+                    )
                 return x
 
             return get
@@ -489,20 +505,24 @@ class AncestralFlow(Flow):
 
         drawn = tuple(jnp.zeros((len(run.sites), n, *sites[s].shape)) for s in run.sites[0])
         nodes, chain, columns = jax.tree.map(jnp.asarray, (run.nodes, run.chain, run.columns))
+        z: Array
         if len(run.sites) > 1:
             xs = (jnp.arange(len(run.sites)), nodes, chain, columns, keys)
-            (tables, drawn), z = jax.lax.scan(body, (tables, drawn), xs)
+            carry, z = jax.lax.scan(body, (tables, drawn), xs)
         else:
-            first = (0, nodes[0], chain[0], tuple(c[0] for c in columns), keys[0])
-            (tables, drawn), z = body((tables, drawn), first)
+            carry, z = body((tables, drawn), (0, nodes[0], chain[0], tuple(c[0] for c in columns), keys[0]))
             z = z[None]
+        tables, drawn = carry
         return tables, values | {origin: getter(drawn)(origin) for origin in {sites[s].origin for s in where}}, z
 
     def _count_clipped(self, run: Run, z: Array) -> Array:
         """How many coordinates went beyond what the family's quantile function can take."""
         sites = self.plan.graph.sites
         limits = [
-            [[self.coordinates.limit(sites[s].origin) if k < self.plan.sizes[s] else np.inf for s in level] for k in range(z.shape[1])]
+            [
+                [self.coordinates.limit(sites[s].origin) if k < self.plan.sizes[s] else np.inf for s in level]
+                for k in range(z.shape[1])
+            ]
             for level in run.sites
         ]
         return jnp.sum(jnp.abs(z) > np.array(limits, np.float32).reshape(*z.shape[:3], *(1,) * (z.ndim - 3)))
@@ -562,7 +582,7 @@ def _euler(field: Field, y: Array, grid: Array) -> Array:
 def _rk45(field: Field, y: Array) -> Array:
     """Dormand and Prince's 5(4) with SciPy's default tolerances, as the paper's CPE-RK; the field gets the time."""
     solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda t, y, _: jnp.pi / 2 * field(t, y)),
+        diffrax.ODETerm(lambda t, y, _: jnp.pi / 2 * field(jnp.asarray(t), y)),
         diffrax.Dopri5(),
         t0=0.0,
         t1=1.0,
@@ -612,7 +632,7 @@ def _constrain(
     constrain: dict[str, Constrain],
     get: Callable[[str], Array],
     z: Float[Array, "n *plates size"],
-    z_shapes: Values,
+    z_shapes: Shapes,
     data: set[str],
 ) -> Array:
     """The value of a site, or of a member of an unrolled one, from its coordinates."""

@@ -47,16 +47,17 @@ def _balance(x: Array) -> Array:
 
 
 class CorrCholesky(transforms.CorrCholeskyTransform):
-    """Rows of unit length: `y_ij = tanh(x_ij) Π_(l<j) sech(x_il)`, with a diagonal of at least `least`."""
+    """Rows of unit length: `y_ij = tanh(x_ij) Π_(l<j) sech(x_il)`.
 
-    least = 1e-15
+    The product of a factor and its transpose is less robust: float32 does not hold a nearly singular matrix.
+    """
 
     def __call__(self, x: Array) -> Array:
         free = vec_to_tril_matrix(x, diagonal=-1)
         rest = jnp.cumprod(1 / jnp.cosh(free), axis=-1)
         before = jnp.concatenate([jnp.ones_like(rest[..., :1]), rest[..., :-1]], axis=-1)
         eye = jnp.eye(free.shape[-1])
-        diagonal = jnp.maximum(before, self.least)
+        diagonal = jnp.maximum(before, 1e-15)
         y = jnp.tanh(free) * before * (1 - eye) + diagonal * eye
         return y / jnp.linalg.norm(y, axis=-1, keepdims=True)
 
@@ -73,12 +74,6 @@ class CorrCholesky(transforms.CorrCholeskyTransform):
         return jnp.sum((1 + rows - columns) * log_sech, axis=-1)
 
 
-class _CorrMatrixFactor(CorrCholesky):
-    """The factor of a correlation matrix that float32 still finds positive definite."""
-
-    least = 2e-3
-
-
 def bijection(fn: dist.Distribution) -> Any:
     """The bijection from free coordinates to the support of a distribution."""
     return _to(fn.support)
@@ -92,7 +87,7 @@ def _to(support: Any) -> Any:
     if isinstance(support, type(constraints.corr_cholesky)):
         return CorrCholesky()
     if isinstance(support, type(constraints.corr_matrix)):
-        return transforms.ComposeTransform([_CorrMatrixFactor(), transforms.CorrMatrixCholeskyTransform().inv])
+        return transforms.ComposeTransform([CorrCholesky(), transforms.CorrMatrixCholeskyTransform().inv])
     return biject_to(support)
 
 

@@ -7,8 +7,9 @@ program run on re-drawn noise (paper, section 3.1, "the prior as base distributi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,6 +25,7 @@ from cpejax._program import Program, run, unwrap
 from cpejax._quantiles import from_normal, is_exact, limit, to_normal
 
 Values = dict[str, Array]
+Shapes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Coordinates(Fixed):
         dims = self.graph.sites[name].dims[: z.ndim] + (None,) * (z.ndim - len(self.graph.sites[name].dims))
         return plates_first(z, dims, tuple(self.graph.plates))
 
-    def constrainers(self, values: Values, z: Values) -> dict[str, Constrain]:
+    def constrainers(self, values: Shapes, z: Shapes) -> dict[str, Constrain]:
         """For each parameter the function from other sites' values and its own `z`, `(*plates, size)`, to its value.
 
         The program is traced once, and each function holds only its site's equations, so that a chain of many sites

@@ -20,7 +20,8 @@ class Standardise(Fixed):
     """Columns to numbers of order one, whatever their scale and tails.
 
     Each column is centred by its median and scaled by its interquartile range, and clipped at ±15. Where the
-    simulations themselves go beyond ±10 (heavy tails, scales over decades), a second feature is added: the normal score of
+    simulations themselves go beyond ±10 (heavy tails, scales over decades), a second feature is added: the normal
+    score of
     the empirical quantile, which keeps the ranks that the clipping loses.
     """
 
@@ -71,9 +72,7 @@ class MLPEmbedding(eqx.Module):
 
     mlp: eqx.nn.MLP
 
-    def __init__(
-        self, shape: tuple[int, ...], out: int = 32, width: int = 128, depth: int = 2, *, key: PRNGKeyArray
-    ):
+    def __init__(self, shape: tuple[int, ...], out: int = 32, width: int = 128, depth: int = 2, *, key: PRNGKeyArray):
         self.mlp = eqx.nn.MLP(int(np.prod(shape)), out, width, depth, jax.nn.silu, key=key)
 
     def __call__(self, x: Array) -> Float[Array, " out"]:
@@ -86,9 +85,7 @@ class SetEmbedding(eqx.Module):
     each: eqx.nn.MLP
     whole: eqx.nn.MLP
 
-    def __init__(
-        self, shape: tuple[int, ...], out: int = 32, width: int = 64, depth: int = 2, *, key: PRNGKeyArray
-    ):
+    def __init__(self, shape: tuple[int, ...], out: int = 32, width: int = 64, depth: int = 2, *, key: PRNGKeyArray):
         first, second = jax.random.split(key)
         row = int(np.prod(shape[1:]))
         self.each = eqx.nn.MLP(row, width, width, depth, jax.nn.silu, key=first)
@@ -105,9 +102,7 @@ class ConvEmbedding(eqx.Module):
     layers: list[eqx.nn.Conv1d]
     out: eqx.nn.Linear
 
-    def __init__(
-        self, shape: tuple[int, ...], out: int = 32, width: int = 32, depth: int = 3, *, key: PRNGKeyArray
-    ):
+    def __init__(self, shape: tuple[int, ...], out: int = 32, width: int = 32, depth: int = 3, *, key: PRNGKeyArray):
         keys = jax.random.split(key, depth + 1)
         channels = [int(np.prod(shape[1:]))] + [width] * depth
         self.layers = [

@@ -40,7 +40,10 @@ class Flow(eqx.Module):
         raise NotImplementedError
 
     def description(self) -> dict[str, Any]:
-        """What of the flow's structure comes from the simulations, as JSON, so that it can be built again without them."""
+        """What of the flow's structure comes from the simulations, as JSON,
+
+        So that it can be built again without them.
+        """
         return {}
 
     def numbers_per_draw(self) -> int:

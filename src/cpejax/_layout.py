@@ -1,7 +1,8 @@
 """Where everything stands in the ancestral flow: which columns each node reads, at which plates, in which order.
 
 A *node* is one coordinate of one member of a site; members of a plate share its weights. Nodes that read at the same
-plates form a *group* and are computed together, by batched products. Values are held in *tables*, one for each kind (data,
+plates form a *group* and are computed together, by batched products. Values are held in *tables*, one for each kind
+(data,
 parameters) and set of plates, with an axis for each plate and one for columns; a node reads columns by number.
 """
 
@@ -86,9 +87,13 @@ class Layout:
 
     posterior: PosteriorProgram
     sizes: dict[str, int]  # coordinates of one member of each parameter site
-    widths: dict[Table, int]  # columns of each table, the zero column (last but one) and the waste column (last) included
+    widths: dict[
+        Table, int
+    ]  # columns of each table, the zero column (last but one) and the waste column (last) included
     features: dict[str, tuple[Table, slice]]  # where a site's features are
-    chain: dict[str, slice]  # where a site with several coordinates has them, for those after in its chain: z, then Φ(z)
+    chain: dict[
+        str, slice
+    ]  # where a site with several coordinates has them, for those after in its chain: z, then Φ(z)
     groups: tuple[Group, ...]
     runs: tuple[Run, ...]
 
@@ -105,7 +110,8 @@ class Layout:
 def layout(posterior: PosteriorProgram, sizes: dict[str, int], features: dict[str, int]) -> Layout:
     """Plan the flow for a posterior program.
 
-    **Arguments:** `sizes`, the coordinates of one member of each parameter; `features`, the feature columns of one member
+    **Arguments:** `sizes`, the coordinates of one member of each parameter; `features`, the feature columns of one
+    member
     of each site.
     """
     graph = posterior.graph
@@ -125,7 +131,8 @@ def layout(posterior: PosteriorProgram, sizes: dict[str, int], features: dict[st
     widths = {table: width + 2 for table, width in widths.items()}
 
     signature: dict[str, tuple] = {name: _stages(posterior, name, plates) for name in posterior.order}
-    groups, group_of = [], {}
+    groups: list[Group] = []
+    group_of: dict[str, int] = {}
     for sign in dict.fromkeys(signature.values()):
         members = [n for n in posterior.order if signature[n] == sign]
         nodes = tuple((n, k) for n in members for k in range(sizes[n]))
@@ -196,8 +203,8 @@ def _readings(
     for table, rows in found.items():
         width = max(len(row) for row in rows)
         zero = widths[table] - 2
-        columns = np.array([row + [zero] * (width - len(row)) for row in rows], np.int32)
-        out.append(Reading(table, columns, np.array([len(row) for row in rows])))
+        padded = np.array([row + [zero] * (width - len(row)) for row in rows], np.int32)
+        out.append(Reading(table, padded, np.array([len(row) for row in rows])))
     return tuple(out)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -59,7 +61,7 @@ class Mixture(eqx.Module):
         def excess(z: Array) -> Array:
             return (weights * ndtr((z[..., None] - means) / scales)).sum(-1) - tail
 
-        def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
             middle = 0.5 * (low + high)
             below = excess(middle) < 0

@@ -79,7 +79,9 @@ def fit(
         posterior.history.best
         ```
     """
-    settings = Training(batch_size, learning_rate, schedule, max_epochs, steps, patience, validation, weight_decay, average)
+    settings = Training(
+        batch_size, learning_rate, schedule, max_epochs, steps, patience, validation, weight_decay, average
+    )
     key = check_key(key)
     bound = bind(program, args, kwargs)
     observed = getattr(simulations, "observed", None) if observed is None else observed
@@ -147,7 +149,9 @@ def _prepare(flow: Flow, rows: Mapping[str, np.ndarray], chunk: int = 10_000) ->
 
 def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulations:
     if not isinstance(simulations, Mapping):
-        raise TypeError(f"simulations must be a dict of arrays, as cpe.simulate returns; found {type(simulations).__name__}.")
+        raise TypeError(
+            f"simulations must be a dict of arrays, as cpe.simulate returns; found {type(simulations).__name__}."
+        )
     missing = [name for name in graph.sites if name not in simulations]
     if missing:
         raise ValueError(
@@ -164,7 +168,9 @@ def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulati
                 f"{(n, *site.shape)}{_plates(site, graph)}."
             )
     if n < 20:
-        raise ValueError(f"There are {n} simulations; at least 20 are needed to train and validate, thousands to be accurate.")
+        raise ValueError(
+            f"There are {n} simulations; at least 20 are needed to train and validate, thousands to be accurate."
+        )
     return finite(values, graph)
 
 
@@ -218,7 +224,8 @@ class Posterior:
         - `steps`: of Euler's method.
         - `solver`: `"euler"`, or `"rk45"` for Dormand-Prince 5(4) with SciPy's default tolerances.
 
-        **Returns:** an ArviZ DataTree: `posterior` with the program's names, shapes and plates (dims `chain, draw`, then
+        **Returns:** an ArviZ DataTree: `posterior` with the program's names, shapes and plates (dims `chain, draw`,
+        then
         `observation` where there are many), and `observed_data`. Attributes of `posterior` say how it was made.
         """
         if not isinstance(n, int | np.integer) or n < 1:
@@ -233,11 +240,11 @@ class Posterior:
         count = len(next(iter(data.values())))
         chunk = max(1, 30_000_000 // self.flow.numbers_per_draw())
         keys = jax.random.split(key, count)
-        values, info = _draw(self.flow, data, keys, int(n), int(steps), solver, chunk)
-        values = {name: np.asarray(x) for name, x in values.items()}
-        info = {name: int(np.sum(x)) for name, x in info.items()}
+        drawn, counted = _draw(self.flow, data, keys, int(n), int(steps), solver, chunk)
+        values = {name: np.asarray(x) for name, x in drawn.items()}
+        counts = {name: int(np.sum(x)) for name, x in counted.items()}
         seconds = time.perf_counter() - began
-        proposed = info.pop("proposed", count * int(n))
+        proposed = counts.pop("proposed", count * int(n))
         attributes = {
             "acceptance_rate": count * int(n) / proposed,
             "sampling_time": seconds,
@@ -251,7 +258,7 @@ class Posterior:
             "jax_version": jax.__version__,
             "numpyro_version": version("numpyro"),
             "python_version": platform.python_version(),
-            **info,
+            **counts,
         }
         return self._to_tree(values, data, many, attributes)
 
@@ -266,7 +273,8 @@ class Posterior:
         - `given`: one observation, `{site: array}`.
         - `steps`: of Heun's method, on the same grid as `sample`'s.
 
-        **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support it is −∞.
+        **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support it is
+        −∞.
         """
         data, many = self._check_given(given)
         if many:
@@ -309,7 +317,8 @@ class Posterior:
         for name in given:
             if name not in self.graph.data:
                 raise ValueError(f"given['{name}'] is not a data site; the data sites are {list(self.graph.data)}.")
-        out, lengths = {}, {}
+        out: dict[str, Array] = {}
+        lengths: dict[str, int | None] = {}
         for name in self.graph.data:
             site = self.graph.sites[name]
             if name not in given:
@@ -335,13 +344,17 @@ class Posterior:
                 )
             out[name] = jnp.asarray(x)
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"The data in given have different numbers of observations: {lengths} (None: a single one).")
+            raise ValueError(
+                f"The data in given have different numbers of observations: {lengths} (None: a single one)."
+            )
         many = next(iter(lengths.values())) is not None
         return (out if many else {name: x[None] for name, x in out.items()}), many
 
     def _check_draws(self, draws: Mapping[str, Any] | xr.DataTree) -> tuple[dict[str, Array], tuple[int, ...]]:
         tree = isinstance(draws, xr.DataTree)
-        source: Any = draws["posterior"].dataset if tree and "posterior" in draws.children else draws
+        source: Any = draws
+        if isinstance(draws, xr.DataTree) and "posterior" in draws.children:
+            source = draws["posterior"].dataset
         lead = 2 if tree else 1
         values, shape = {}, None
         for name in self.graph.parameters:
@@ -410,7 +423,9 @@ def _evaluate(flow: Flow, values: Values, data: Values, steps: int, chunk: int) 
     if pieces == 1:
         return flow.log_prob(values, data, steps=steps)
     size = -(-n // pieces)
-    padded = {k: jnp.concatenate([v, v[: pieces * size - n]]).reshape(pieces, size, *v.shape[1:]) for k, v in values.items()}
+    padded = {
+        k: jnp.concatenate([v, v[: pieces * size - n]]).reshape(pieces, size, *v.shape[1:]) for k, v in values.items()
+    }
     return jax.lax.map(lambda v: flow.log_prob(v, data, steps=steps), padded).reshape(-1)[:n]
 
 
@@ -463,10 +478,12 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
         raise ValueError(f"{weights} is missing, truncated or altered: it is not the file that posterior.json names.")
     arrays, _ = load_arrays(weights)
     if _structure(flow) != about["structure"]:
-        raise ValueError(f"The posterior in {folder} has other networks than {method} builds (library {about['library']}).")
+        raise ValueError(
+            f"The posterior in {folder} has other networks than {method} builds (library {about['library']})."
+        )
     leaves, structure = jax.tree.flatten(flow)
     stored = iter(jnp.asarray(arrays[str(i)]) for i in range(len(arrays)))
-    flow = structure.unflatten([next(stored) if eqx.is_array(x) else x for x in leaves])
+    flow = jax.tree.unflatten(structure, [next(stored) if eqx.is_array(x) else x for x in leaves])
     settings, history = Training(**about["settings"]), History(**about["history"])
     return Posterior(flow, graph, bound, method, settings, history, about["n_simulations"])
 
@@ -480,7 +497,9 @@ def _read_about(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, AttributeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is truncated, altered, or not a saved posterior ({error}).") from error
     if about.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {about.get('format')}, this version of cpejax reads format {FORMAT}. Fit again.")
+        raise ValueError(
+            f"{path} has format {about.get('format')}, this version of cpejax reads format {FORMAT}. Fit again."
+        )
     if digest(json.dumps(about, sort_keys=True).encode()) != seal:
         raise ValueError(f"{path} was altered after it was saved.")
     return about
@@ -492,7 +511,9 @@ def _read_method(about: dict[str, Any], method: Method | None, folder: Path) -> 
     options = dict(about["options"])
     if method is not None:
         if type(method).__name__ != about["method"] or _options(method) != options:
-            raise ValueError(f"The posterior in {folder} was made by {about['method']} with {options}, not by {method}.")
+            raise ValueError(
+                f"The posterior in {folder} was made by {about['method']} with {options}, not by {method}."
+            )
         return method
     if options.pop("embed", None):
         raise ValueError(

@@ -63,6 +63,7 @@ class Simulator(dist.Distribution):
     pytree_data_fields = ("args",)
     pytree_aux_fields = ("fn", "vectorized", "host", "event_dims", "site")
     site: str | None = None  # where it stands in a program, for messages
+    failure: tuple[Exception, str] | None = None  # what a call on the host raised, which JAX buries in a message
 
     def __init__(
         self,
@@ -138,14 +139,23 @@ class Simulator(dist.Distribution):
                 for a, e in zip(arguments, row_ndims, strict=True)
             )
             if self.vectorized:
-                out = self._checked(self.fn(np.random.default_rng(seeds[0]), *flat), len(seeds))
+                out = self._called(seeds[0], flat, len(seeds))
             else:
-                each = zip(seeds, *flat, strict=True)
-                out = np.stack([self._checked(self.fn(np.random.default_rng(s), *row)) for s, *row in each])
+                out = np.stack([self._called(s, row) for s, *row in zip(seeds, *flat, strict=True)])
             return np.asarray(out, dtype).reshape(lead + self.event_shape)
 
         result = jax.ShapeDtypeStruct((n, *self.event_shape), dtype)
         return jax.pure_callback(call, result, *arguments, vmap_method="broadcast_all")
+
+    def _called(self, seed: np.ndarray, row: Sequence[Any], rows: int | None = None) -> np.ndarray:
+        try:
+            return self._checked(self.fn(np.random.default_rng(seed), *row), rows)
+        except Exception as error:
+            at = (
+                "" if rows else f", called with ({', '.join(np.array2string(np.asarray(a), threshold=8) for a in row)})"
+            )
+            self.failure = (error, f"{self._name}{at} raised {type(error).__name__}: {error}")
+            raise
 
     def _checked(self, out: Any, rows: int | None = None) -> Any:
         """What `fn` returned, as floats, if it has the shape of one row of data or of that many `rows`."""

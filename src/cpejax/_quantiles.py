@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import betainc, erf, erfc, erfinv, gammainc, gammaincc, ndtr, ndtri
 from jaxtyping import Array
-from numpyro.distributions import constraints, transforms
+from numpyro.distributions import transforms
 
 Tails = tuple[Array, Array]
 
 
 def score(p: Array, q: Array) -> Array:
-    """The normal score of a probability."""
+    """The normal score of a probability. A difference of tails may come out below zero by rounding."""
+    p, q = jnp.maximum(p, 0.0), jnp.maximum(q, 0.0)
     return jnp.where(p < q, ndtri(p), -ndtri(q))
 
 
@@ -175,10 +176,15 @@ def _log_tan(p: Array) -> Array:
     return jnp.log(jnp.tan(math.pi / 2 * p))
 
 
+def _is(base: dist.Distribution, *families: Any) -> bool:
+    """Whether a distribution is of a family. A subclass that draws otherwise is not."""
+    return any(isinstance(base, family) and type(base).sample is family.sample for family in families)
+
+
 def _family(base: dist.Distribution) -> _Family:
     """How to go to and from probabilities; from the cdf where the family is not listed."""
-    for cls in type(base).__mro__:
-        if cls in _FAMILIES and type(base).sample is cls.sample:  # type: ignore[attr-defined]
+    for cls in _FAMILIES:
+        if _is(base, cls):
             return _FAMILIES[cls]
 
     def tails(d: Any, x: Array) -> Tails:
@@ -308,11 +314,11 @@ def from_normal(fn: dist.Distribution, z: Array) -> Array:
         for transform in base.transforms:
             x = transform(x)
         return jnp.clip(x, *inside(base))
-    if isinstance(base, dist.Normal):
+    if _is(base, dist.Normal):
         return base.loc + base.scale * z
-    if isinstance(base, dist.GaussianRandomWalk):
+    if _is(base, dist.GaussianRandomWalk):
         return jnp.cumsum(z, axis=-1) * jnp.expand_dims(base.scale, -1)
-    if isinstance(base, _MULTIVARIATE):
+    if _is(base, *_MULTIVARIATE):
         return base.loc + jnp.einsum("...ij,...j->...i", _cholesky(base), z)
     z = jnp.clip(z, -limit(base), limit(base))
     return jnp.clip(_quantile(base, ndtr(z), ndtr(-z)), *inside(base))
@@ -326,11 +332,11 @@ def to_normal(fn: dist.Distribution, x: Array) -> Array:
         for transform in reversed(base.transforms):
             x = transform.inv(x)
         return to_normal(base.base_dist, x)
-    if isinstance(base, dist.Normal):
+    if _is(base, dist.Normal):
         return (x - base.loc) / base.scale
-    if isinstance(base, dist.GaussianRandomWalk):
+    if _is(base, dist.GaussianRandomWalk):
         return jnp.diff(x, axis=-1, prepend=0.0) / jnp.expand_dims(base.scale, -1)
-    if isinstance(base, _MULTIVARIATE):
+    if _is(base, *_MULTIVARIATE):
         centred = x - base.loc
         tril = jnp.broadcast_to(_cholesky(base), centred.shape + centred.shape[-1:])
         return jax.lax.linalg.triangular_solve(tril, centred[..., None], left_side=True, lower=True)[..., 0]
@@ -350,15 +356,21 @@ def is_exact(fn: dist.Distribution) -> bool:
     base = unwrap(fn)
     if isinstance(base, dist.TransformedDistribution):
         return not any(isinstance(t, transforms.AbsTransform) for t in base.transforms) and is_exact(base.base_dist)
-    if isinstance(base, (*_MULTIVARIATE, dist.GaussianRandomWalk)):
+    if _is(base, *_MULTIVARIATE, dist.GaussianRandomWalk):
         return True
-    if base.event_shape or not isinstance(base.support, constraints.Constraint):
+    if base.event_shape or not (_is(base, *_FAMILIES) or _cdf_is_its_own(base)):
         return False
     try:
         jax.eval_shape(lambda x: _tails(base, x), jax.ShapeDtypeStruct(base.batch_shape, jnp.result_type(float)))
     except (NotImplementedError, ImportError):  # no cdf, or one from another package
         return False
     return True
+
+
+def _cdf_is_its_own(base: dist.Distribution) -> bool:
+    """A cdf that a subclass has inherited does not go with draws of its own."""
+    by = next(cls for cls in type(base).__mro__ if "cdf" in vars(cls))
+    return "sample" not in vars(by) or type(base).sample is by.sample
 
 
 def limit(fn: dist.Distribution) -> float:
@@ -369,8 +381,8 @@ def limit(fn: dist.Distribution) -> float:
     base = unwrap(fn)
     if isinstance(base, dist.TransformedDistribution):
         return limit(base.base_dist)
-    if isinstance(base, (dist.Normal, *_MULTIVARIATE, dist.GaussianRandomWalk)):
+    if _is(base, dist.Normal, *_MULTIVARIATE, dist.GaussianRandomWalk):
         return math.inf
-    listed = _family(base) in _FAMILIES.values()
-    truncated = isinstance(base, dist.Uniform) or _family(base)[0] is _truncated_quantile
-    return 8.0 if listed and not truncated else 5.2
+    family = _family(base)
+    two_ends = _is(base, dist.Uniform) or family[0] is _truncated_quantile
+    return 8.0 if family in _FAMILIES.values() and not two_ends else 5.2

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import blackjax
 import jax
@@ -33,7 +33,6 @@ KEPT = (DRAWS - WARMUP) // THIN
 START = 20_000
 MOVES = 5
 CHUNK, MOST = 2**18, 10**9
-Sampler = Literal["exact", "slice", "rejection"]
 
 
 def reference(
@@ -41,7 +40,7 @@ def reference(
     seed: int | None = None,
     *,
     given: Mapping[str, Any] | None = None,
-    sampler: Sampler | None = None,
+    sampler: str | None = None,
     cache: bool = True,
 ) -> xr.DataTree:
     """Draws from a task's posterior, 10 chains of 2,500.
@@ -98,11 +97,15 @@ def _observation(task: Task, seed: int | None, given: Mapping[str, Any] | None) 
         assert seed is not None
         return task.observation(seed)
     if set(given) != set(task.observed):
-        raise ValueError(f"given has the sites {sorted(given)}, but task {task.name!r} has data {sorted(task.observed)}")
+        raise ValueError(
+            f"given has the sites {sorted(given)}, but task {task.name!r} has data {sorted(task.observed)}"
+        )
     data = {name: np.asarray(given[name], np.float32) for name in task.observed}
     for name, value in data.items():
         if value.shape != task.shapes[name]:
-            raise ValueError(f"given[{name!r}] has shape {value.shape}, but site {name!r} has shape {task.shapes[name]}")
+            raise ValueError(
+                f"given[{name!r}] has shape {value.shape}, but site {name!r} has shape {task.shapes[name]}"
+            )
         if not np.isfinite(value).all():
             raise ValueError(f"given[{name!r}] has NaN or infinite entries")
     return data

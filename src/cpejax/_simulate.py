@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,18 +15,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cpejax._graph import Graph
-from cpejax._program import Program, Simulator, read, run, unwrap
+from cpejax._program import Program, Simulator, run, unwrap
 
 
 class Simulations(dict[str, np.ndarray]):
     """Simulated values of every site, `{site: (n, *shape)}`, with the names of the data sites in `observed`.
 
-    `dropped` counts the simulations that were left out because a value was not finite.
+    `dropped` counts the simulations that were left out because a value was not finite; `graph` is the program's graph.
     """
 
-    def __init__(self, values: Mapping[str, Any], observed: Sequence[str], dropped: int = 0):
+    def __init__(self, values: Mapping[str, Any], graph: Graph, dropped: int = 0):
         super().__init__({name: np.asarray(x) for name, x in values.items()})
-        self.observed = tuple(observed)
+        self.graph = graph
+        self.observed = graph.data
         self.dropped = dropped
 
     @property
@@ -52,8 +54,13 @@ def check_key(key: Any) -> PRNGKeyArray:
 
 
 def simulate(
-    program: Program, n: int, *args: Any, key: PRNGKeyArray, observed: Sequence[str] | None = None,
-    progress: bool | None = None, **kwargs: Any,
+    program: Program,
+    n: int,
+    *args: Any,
+    key: PRNGKeyArray,
+    observed: Sequence[str] | None = None,
+    progress: bool | None = None,
+    **kwargs: Any,
 ) -> Simulations:
     """Draw `n` sets of parameters and data from a program.
 
@@ -65,8 +72,8 @@ def simulate(
     - `observed`: the names of the data sites; see `cpe.Graph.from_program`.
     - `progress`: a progress bar for host simulators; by default where there is a terminal.
 
-    **Returns:** `Simulations`, a dict of arrays `(n, *shape)`. Simulations with a value that is not finite are left out,
-    counted and reported; more than 10 % of them is an error.
+    **Returns:** `Simulations`, a dict of arrays `(n, *shape)`. Simulations with a value that is not finite are left
+    out, counted and reported; more than 10 % of them is an error.
 
     ??? example
 
@@ -75,26 +82,34 @@ def simulate(
         simulations["y"].shape  # (10000, 8)
         ```
     """
-    if not isinstance(n, int | np.integer) or n < 1:
+    if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 1:
         raise ValueError(f"n, the number of simulations, must be a whole number of at least 1; found {n!r}.")
     key = check_key(key)
     bound = bind(program, args, kwargs)
     graph = Graph.from_program(bound, observed=observed)
-    host = any(isinstance(unwrap(s.fn), Simulator) and unwrap(s.fn).host for s in read(bound).values())
-    numbers = sum(int(np.prod(s.shape)) for s in graph.sites.values())
-    chunk = max(1, min(n, 50_000_000 // max(numbers, 1)))
-    chunk = min(chunk, max(1, -(-n // 50))) if host else chunk
+    simulators: list[Simulator] = []
 
     @jax.jit
     def draw(keys: Array) -> dict[str, Array]:
         def one(key: Array) -> dict[str, Array]:
             out: dict[str, Array] = {}
-            run(bound, {}, lambda name, msg: out.update({name: jnp.asarray(msg["value"])}), key)
+
+            def visit(name: str, msg: dict[str, Any]) -> None:
+                out[name] = jnp.asarray(msg["value"])
+                simulators.extend([base] if isinstance(base := unwrap(msg["fn"]), Simulator) else [])
+
+            run(bound, {}, visit, key)
             return out
 
         return jax.vmap(one)(keys)
 
     keys = jax.random.split(key, n)
+    jax.eval_shape(draw, keys)
+    host = any(simulator.host for simulator in simulators)
+    numbers = sum(math.prod(s.shape) for s in graph.sites.values())
+    most = max(1, 50_000_000 // max(numbers, 1))
+    most = min(most, -(-n // 50)) if host else most  # 50 steps of the progress bar
+    chunk = -(-n // -(-n // most))
     parts: list[dict[str, np.ndarray]] = []
     console = Console(stderr=True)
     shown = host and (console.is_terminal if progress is None else progress)
@@ -105,32 +120,49 @@ def simulate(
             part = keys[start : start + chunk]
             if len(part) < chunk:  # one shape, one compilation
                 part = jnp.concatenate([part, keys[: chunk - len(part)]])
-            values = draw(part)
             keep = min(chunk, n - start)
-            parts.append({name: np.asarray(x)[:keep] for name, x in values.items()})
+            try:
+                parts.append({name: np.asarray(x)[:keep] for name, x in draw(part).items()})
+            except Exception:
+                _explain(simulators)
+                raise
             bar.update(task, advance=keep)
     whole = {name: np.concatenate([p[name] for p in parts]) for name in graph.sites}
     return finite(whole, graph, console)
 
 
+def _explain(simulators: Sequence[Simulator]) -> None:
+    """Raise the error of a simulator on the host in its own words."""
+    for simulator in simulators:
+        if simulator.failure is not None:
+            cause, words = simulator.failure
+            raise RuntimeError(
+                f"{words}. Mend it there, or let it return NaN: such simulations are counted and left out."
+            ) from cause
+
+
 def finite(values: Mapping[str, np.ndarray], graph: Graph, console: Console | None = None) -> Simulations:
-    """The simulations whose values are all finite; more than 10 % of others is an error."""
+    """The simulations whose values are all finite, in float32; more than 10 % of others is an error."""
     n = len(next(iter(values.values())))
-    good = np.ones(n, bool)
-    first: str | None = None
-    for name in graph.sites:
-        here = np.isfinite(np.asarray(values[name], float)).reshape(n, -1).all(1)
-        first = name if first is None and not here.all() else first
-        good &= here
-    bad = int(n - good.sum())
-    if bad and first is not None:
-        row = int(np.flatnonzero(~np.isfinite(np.asarray(values[first], float)).reshape(n, -1).all(1))[0])
-        at = {p: np.round(np.asarray(values[p][row], float), 4).tolist() for p in graph.parameters if p != first}
-        what = f"{bad} of {n} simulations ({100 * bad / n:.1f} %) are not finite; the first bad site is '{first}', at {at}"
+    with np.errstate(over="ignore"):
+        good = {name: np.isfinite(np.asarray(values[name], np.float32)).reshape(n, -1).all(1) for name in graph.sites}
+    every = np.all(list(good.values()), axis=0)
+    bad = int(n - every.sum())
+    if bad:
+        first = next(name for name in graph.sites if not good[name].all())
+        row = int(np.flatnonzero(~good[first])[0])
+        at = ", ".join(f"{p} = {_words(values[p][row])}" for p in graph.parameters if p != first)
+        what = f"{bad} of {n} simulations ({100 * bad / n:.1f} %) are not finite; the first bad site is '{first}'"
+        what += f", for instance at {at}" if at else ""
         if bad > 0.1 * n:
             raise ValueError(
                 f"{what}. More than 10 % would bias the posterior: mend the simulator there, or choose a prior that "
                 "does not reach such values."
             )
-        (console or Console(stderr=True)).print(f"{what}. They are left out.", highlight=False, soft_wrap=True)
-    return Simulations({name: np.asarray(x)[good] for name, x in values.items()}, graph.data, bad)
+        message = f"{what}. They are left out."
+        (console or Console(stderr=True)).print(message, highlight=False, markup=False, soft_wrap=True)
+    return Simulations({name: np.asarray(x)[every] for name, x in values.items()}, graph, bad)
+
+
+def _words(value: Any) -> str:
+    return np.array2string(np.asarray(value, float), threshold=12, formatter={"float_kind": lambda x: f"{x:.4g}"})

@@ -1,40 +1,69 @@
-"""Files: written whole or not at all, and never anything but data."""
+"""Files: written whole or not at all, never read when altered, and never anything but data."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import tempfile
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a restart after a crash, sees the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with part.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        part.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 
+def remove_parts(path: Path) -> None:
+    """Remove what a process that was killed while it wrote `path` has left behind."""
+    for part in path.parent.glob(f".{path.name}.*.part"):
+        part.unlink(missing_ok=True)
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> bytes:
+    """A safetensors file of arrays and metadata, with a digest of both."""
+    return save(dict(arrays), {**about, "sha256": _digest(arrays, about)})
+
+
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and the metadata of a safetensors file."""
+    """The arrays and the metadata of a file by `pack_arrays`."""
     try:
         with safe_open(path, "numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): it is truncated, altered, or not a safetensors file.") from error
+        raise ValueError(f"{path} is truncated, altered, or not a safetensors file ({error}).") from error
+    if about.pop("sha256", None) != _digest(arrays, about):
+        raise ValueError(f"{path} was altered after it was written.")
+    return arrays, about
 
 
-def digest(content: bytes) -> str:
-    """A hash that shows whether a file was altered."""
-    return hashlib.sha256(content).hexdigest()
+def _digest(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
+    parts = [json.dumps(dict(about), sort_keys=True).encode()]
+    for name in sorted(arrays):
+        parts += [f"{name} {arrays[name].dtype} {arrays[name].shape}".encode(), arrays[name].tobytes()]
+    return digest(*parts)
+
+
+def digest(*content: bytes) -> str:
+    """A hash that shows whether something was altered."""
+    out = hashlib.sha256()
+    for part in content:
+        out.update(len(part).to_bytes(8, "little"))
+        out.update(part)
+    return out.hexdigest()

@@ -6,6 +6,8 @@ import functools
 import json
 import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -18,26 +20,28 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
-from safetensors.numpy import save as to_safetensors
 
 from cpejax._flow import Flow, trainable
-from cpejax._store import load_arrays, write_atomically
+from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
 
 @dataclass(frozen=True)
 class Training:
     """How to train.
 
-    The defaults were chosen on two moons, SLCP and the hierarchical model with 10,000 simulations; `docs/training.md` has
+    The defaults were chosen on two moons, SLCP and the hierarchical model with 10,000 simulations; `docs/training.md`
+    has
     the figures and the command that made them.
 
     - `batch_size`: simulations in a step.
     - `learning_rate`: of Adam, at its highest.
     - `schedule`: `"cosine"` falls to zero over the run's length, `"constant"` stays.
-    - `max_epochs`: the most epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at least 50 epochs)
+    - `max_epochs`: the most epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at least 50
+        epochs)
         where that is less.
     - `steps`: the length of the schedule in gradient steps.
-    - `patience`: after so many epochs without a better validation loss training goes back to the best weights and lets the
+    - `patience`: after so many epochs without a better validation loss training goes back to the best weights and
+        lets the
         rate fall, from a quarter of what it was to zero, within as many epochs; then it stops.
     - `validation`: the share of simulations held out for it.
     - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart.
@@ -57,12 +61,18 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_epochs", "steps", "patience"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, found {value!r}.")
-        if not 0 < self.validation < 1:
-            raise ValueError(f"validation is the share of simulations held out, between 0 and 1; found {self.validation!r}.")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, found {self.learning_rate!r}.")
+            object.__setattr__(self, name, int(value))
+        for name, fits, words in (
+            ("learning_rate", lambda x: 0 < x < math.inf, "must be a positive number"),
+            ("validation", lambda x: 0 < x < 1, "is the share of simulations held out, between 0 and 1"),
+            ("weight_decay", lambda x: 0 <= x < math.inf, "must be a number of at least 0"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int | float | np.integer | np.floating) or not fits(value):
+                raise ValueError(f"{name} {words}; found {value!r}.")
+            object.__setattr__(self, name, float(value))
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"schedule must be 'cosine' or 'constant', found {self.schedule!r}.")
 
@@ -124,12 +134,15 @@ def train(
 ) -> tuple[Flow, History]:
     """Train `flow` on `rows` (from `flow.prepare`), and return it with its best weights.
 
-    One compiled call is one epoch. All randomness of an epoch comes from `key` and the epoch's number, so a run that goes
+    One compiled call is one epoch. All randomness of an epoch comes from `key` and the epoch's number, so a run that
+    goes
     on from a checkpoint (written every `every` seconds, atomically) equals one that was never interrupted.
-    Ctrl-C ends training with the best weights so far.
+    Ctrl-C ends training after the epoch that runs, with the best weights so far; a second Ctrl-C ends it at once.
     """
     n = len(jax.tree.leaves(rows)[0])
     held_out = max(1, round(n * settings.validation))
+    if held_out >= n:
+        raise ValueError(f"validation={settings.validation} of {n} simulations leaves none to train on.")
     batch = min(settings.batch_size, n - held_out)
     batches = (n - held_out) // batch
     epochs = settings.epochs(batches)
@@ -147,12 +160,19 @@ def train(
     weights = _copy(weights)
     state = State(weights, _copy(weights), optimiser.init(weights), _copy(weights), jnp.zeros((), jnp.int32))
     history = History()
-    settings_text = json.dumps({**asdict(settings), "n": n, "key": _key_words(key), "program": fingerprint}, sort_keys=True)
     epoch_number = 0
+    run: dict[str, Any] = {}
     if checkpoint is not None:
-        checkpoint = Path(checkpoint)
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        found = _load_checkpoint(checkpoint / "checkpoint.safetensors", state, settings_text)
+        checkpoint = Path(checkpoint) / "checkpoint.safetensors"
+        run = {
+            **asdict(settings),
+            "n": n,
+            "key": _key_words(key),
+            "program": fingerprint,
+            "simulations": _digest(rows),
+            "networks": _digest(flow),
+        }
+        found = _load_checkpoint(checkpoint, state, run)
         if found is not None:
             state, history, epoch_number = found
 
@@ -160,7 +180,9 @@ def train(
         return eqx.combine(weights, rest).loss(rows, key)
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def run_epoch(state: State, epoch: Array, rate: Array, best: Array, training_rows: Any, validation_rows: Any) -> Any:
+    def run_epoch(
+        state: State, epoch: Array, rate: Array, best: Array, training_rows: Any, validation_rows: Any
+    ) -> Any:
         key_order, key_steps = jax.random.split(jax.random.fold_in(key_epochs, epoch))
         shuffled = jax.random.permutation(key_order, n - held_out)[: batches * batch].reshape(batches, batch)
 
@@ -177,7 +199,9 @@ def train(
         # A counter-based generator that is fast on a CPU inside the loop; the epoch's key seeds it.
         keys = jax.random.split(_fast_key(key_steps), batches)
         carry = (state.weights, state.average, state.optimiser, state.step)
-        (weights, average, optimiser_state, count), losses = jax.lax.scan(step, carry, (shuffled, keys))
+        losses: Array
+        carry, losses = jax.lax.scan(step, carry, (shuffled, keys))
+        weights, average, optimiser_state, count = carry
         value = _validation_loss(loss, average, validation_rows, key_validation, batch)
         better = value < best
         kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), average, state.best)
@@ -185,7 +209,7 @@ def train(
 
     began = time.monotonic() - history.seconds
     saved = time.monotonic()
-    try:
+    with _Interrupt() as interrupt:
         while epoch_number < epochs and not history.stopped:
             best = jnp.asarray(history.best, jnp.float32)
             rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), jnp.float32)
@@ -211,15 +235,38 @@ def train(
             elif epoch_number == epochs:
                 history.stopped = "end of the schedule"
             if progress is not None:
-                progress(epoch_number, epochs, history)
-            if checkpoint is not None and (history.stopped or time.monotonic() - saved > every):
-                _save_checkpoint(checkpoint / "checkpoint.safetensors", state, history, epoch_number, settings_text)
+                try:
+                    progress(epoch_number, epochs, history)
+                except KeyboardInterrupt:
+                    interrupt.came = True
+            if checkpoint is not None and (history.stopped or interrupt.came or time.monotonic() - saved > every):
+                _save_checkpoint(checkpoint, state, history, epoch_number, run)
                 saved = time.monotonic()
-    except KeyboardInterrupt:
-        if history.best_epoch < 0:
-            raise
-        history.stopped = f"interrupted after {epoch_number} epochs"
+            if interrupt.came and not history.stopped:  # not in the checkpoint: there, the run can go on
+                history.stopped = f"interrupted after {epoch_number} epochs"
     return eqx.combine(state.best, rest), history
+
+
+class _Interrupt:
+    """Ctrl-C as a note to stop, because in the middle of a compiled epoch there is no state to return."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __enter__(self) -> _Interrupt:
+        self.main = threading.current_thread() is threading.main_thread()  # no other thread gets signals
+        if self.main:
+            self.before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.main:
+            signal.signal(signal.SIGINT, self.before)
+
+    def _note(self, *_: Any) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
 
 
 def _copy(tree: Any) -> Any:
@@ -249,29 +296,46 @@ def _validation_loss(loss: Callable, weights: Any, rows: Any, key: PRNGKeyArray,
 # Checkpoints
 
 
+def _digest(tree: Any) -> str:
+    """A hash of all arrays in a tree."""
+    leaves = [np.asarray(x) for x in jax.tree.leaves(tree) if eqx.is_array(x)]
+    return digest(*(part for x in leaves for part in (f"{x.dtype} {x.shape}".encode(), x.tobytes())))
+
+
 def _key_words(key: PRNGKeyArray) -> list[int]:
     return [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()]
 
 
-def _save_checkpoint(path: Path, state: State, history: History, epoch: int, settings: str) -> None:
+def _save_checkpoint(path: Path, state: State, history: History, epoch: int, run: dict[str, Any]) -> None:
     arrays = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))}
-    about = {"settings": settings, "epoch": str(epoch), "history": json.dumps(asdict(history))}
-    write_atomically(path, to_safetensors(arrays, about))
+    about = {"run": json.dumps(run), "epoch": str(epoch), "history": json.dumps(asdict(history))}
+    write_atomically(path, pack_arrays(arrays, about))
 
 
-def _load_checkpoint(path: Path, like: State, settings: str) -> tuple[State, History, int] | None:
+def _load_checkpoint(path: Path, like: State, run: dict[str, Any]) -> tuple[State, History, int] | None:
+    remove_parts(path)
     if not path.exists():
         return None
     arrays, about = load_arrays(path)
-    if about.get("settings") != settings:
-        was, now = json.loads(about.get("settings", "{}")), json.loads(settings)
-        differ = [f"{k} was {was.get(k)!r}, now {now[k]!r}" for k in now if was.get(k) != now[k]]
+    was = json.loads(about.get("run", "{}"))
+    if was != run:
+        differ = [
+            _difference(name, was.get(name), run.get(name)) for name in {**run, **was} if was.get(name) != run.get(name)
+        ]
         raise ValueError(
             f"The checkpoint in {os.fspath(path.parent)} belongs to another run: {'; '.join(differ)}. "
             "Give another folder, or delete it to start again."
         )
     leaves, structure = jax.tree.flatten(like)
-    if len(arrays) != len(leaves):
-        raise ValueError(f"The checkpoint {path} holds {len(arrays)} arrays, expected {len(leaves)}: another method or version.")
-    state = structure.unflatten([jnp.asarray(arrays[str(i)]) for i in range(len(leaves))])
+    state = jax.tree.unflatten(structure, [jnp.asarray(arrays[str(i)]) for i in range(len(leaves))])
     return state, History(**json.loads(about["history"])), int(about["epoch"])
+
+
+def _difference(name: str, was: Any, now: Any) -> str:
+    words = {
+        "program": "the program has another graph",
+        "simulations": "the simulations are others",
+        "networks": "the networks are others (the method, its options, or the key)",
+        "n": f"it had {was} simulations, now {now}",
+    }
+    return words.get(name, f"{name} was {was!r}, now {now!r}")

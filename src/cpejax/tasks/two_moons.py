@@ -44,7 +44,10 @@ class Crescent(dist.Distribution):
 
 
 def program() -> None:
-    """`theta ~ U(-1, 1)^2`; `x = (r cos a + .25 - |theta1 + theta2| / sqrt 2, r sin a + (theta2 - theta1) / sqrt 2)`."""
+    """`theta ~ U(-1, 1)^2`; `x = (r cos a + .25 - |theta1 + theta2| / sqrt 2,
+
+    R sin a + (theta2 - theta1) / sqrt 2)`.
+    """
     theta = numpyro.sample("theta", dist.Uniform(-1.0, 1.0).expand([2]).to_event(1))
     along, across = (theta[0] + theta[1]) / jnp.sqrt(2.0), (theta[1] - theta[0]) / jnp.sqrt(2.0)
     numpyro.sample("x", Crescent(jnp.stack([OFFSET - jnp.abs(along), across])))
