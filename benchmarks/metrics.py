@@ -16,16 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from arviz_stats.base.array import array_stats
 
-from cpejax import metrics, tasks
-from cpejax.tasks import Task
+from cpejax import _reference, metrics, tasks
+from cpejax.tasks import Task, two_moons
 
 
-def exact(x, rng):  # noqa: ARG001
+def exact(x, rng):
     return x
 
 
-def shifted(x, rng):  # noqa: ARG001
+def shifted(x, rng):
     """Every mean wrong by a tenth of a standard deviation."""
     return x + 0.1 * x.std(0)
 
@@ -95,17 +96,65 @@ def timing(n: int) -> None:
         print(f"{name:20s} {seconds:7.1f} s   peak so far {memory:.2f} GiB   {value}", flush=True)
 
 
+def widths(n: int) -> None:
+    """Two moons whose radius has too large a standard deviation: what H-min, ours and the published, say of it."""
+    task, right = tasks.get("two_moons"), two_moons.WIDTH
+    assert task.exact is not None
+    print("observation  factor   ours (null)        published (null)")
+    for seed in tasks.SEEDS:
+        given = task.observation(seed)
+        for factor in (1, 2, 5):
+            rng = np.random.default_rng([seed, factor])
+            reference = task.exact(given, 2 * n, rng)
+            two_moons.WIDTH = factor * right
+            draws = task.exact(given, n, rng)
+            two_moons.WIDTH = right
+            ours, theirs = metrics.hmin(draws, reference), metrics.hmin(draws, reference, method="published")
+            ours_, theirs_ = (f"{score.value:.3f} ({score.null:.3f})" for score in (ours, theirs))
+            print(f"{seed:11d} {factor:7d}   {ours_:18s} {theirs_}", flush=True)
+
+
+SECOND = {"hierarchical": "slice", "linear_gaussian": "slice", "slcp": "slice"}  # the others: rejection
+
+
+def references() -> None:
+    """Every reference against an independent one: C2ST of 10,000 draws, R-hat and effective sample size of the second.
+
+    SLCP's chains do not jump between its four sign-symmetric modes, so there both are compared up to the signs.
+    """
+    print("task, observation           second        R-hat      ESS    C2ST")
+    for name in tasks.names():
+        task = tasks.get(name)
+        for seed in tasks.SEEDS:
+            sampler = SECOND.get(name, "rejection")
+            sets = []
+            for tree in (_reference.reference(task, seed), _reference.reference(task, seed, sampler=sampler)):
+                sites = {site: value.values.reshape(25_000, -1) for site, value in tree.posterior.data_vars.items()}
+                sets.append(task.ravel(sites))
+            if name == "slcp":
+                sets = [np.concatenate([x[:, :2], np.abs(x[:, 2:4]), x[:, 4:]], axis=1) for x in sets]
+            chains = sets[1].reshape(10, 2500, -1)
+            rhat = np.max(array_stats.rhat(chains, chain_axis=0, draw_axis=1, method="rank"))
+            ess = np.min(array_stats.ess(chains, chain_axis=0, draw_axis=1, method="bulk"))
+            rng = np.random.default_rng(0)
+            one, two = (x[rng.permutation(25_000)[:10_000]] for x in sets)
+            score = metrics.c2st(two, one)
+            print(f"{name:20s} {seed}     {sampler:10s} {rhat:8.4f} {ess:8.0f}  {score:.4f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["agreement", "timing"])
+    parser.add_argument("what", choices=["agreement", "timing", "widths", "references"])
     parser.add_argument("--out", type=Path, default=Path("agreement.json"))
     parser.add_argument("-n", type=int, default=10_000, help="draws on each side")
     parser.add_argument("--fast-only", action="store_true")
     options = parser.parse_args()
     if options.what == "agreement":
         agreement(options.out, options.n, options.fast_only)
+    elif options.what == "references":
+        references()
     else:
-        timing(options.n)
+        {"timing": timing, "widths": widths}[options.what](options.n)
 
 
 if __name__ == "__main__":

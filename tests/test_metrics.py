@@ -30,7 +30,7 @@ def normal(seed, *shape):
 def test_c2st_finds_the_best_accuracy(method):
     """Two Gaussians a distance r apart are told apart with probability Phi(r / 2), and not better."""
     n = 1000
-    x, y = normal(0, n, 2) + [1.0, 0.5], normal(1, n, 2)
+    x, y = normal(0, n, 2) + np.array([1.0, 0.5]), normal(1, n, 2)
     best = norm.cdf(np.sqrt(1.25) / 2)
     assert c2st(x, y, method=method) == pytest.approx(best, abs=4 * np.sqrt(best * (1 - best) / (2 * n)))
 
@@ -92,7 +92,12 @@ def test_kernel_densities(d):
         return logsumexp(-square / (2 * h**2), axis=1) - np.log(150) - d / 2 * np.log(2 * np.pi * h**2)
 
     exact = np.stack([log_density(h) for h in bandwidths], axis=1)
-    np.testing.assert_allclose(metrics._log_kde(made, scored), exact, rtol=1e-5, atol=0.02)
+    tails = (
+        np.log(0.9) + exact,
+        np.log(0.09) + exact[:, [0] * 4 + [*range(16)]],
+        np.log(0.01) + exact[:, [0] * 8 + [*range(12)]],
+    )
+    np.testing.assert_allclose(metrics._log_kde(made, scored), logsumexp(tails, axis=0), rtol=1e-5, atol=0.02)
     np.testing.assert_allclose(metrics._log_kde_at(made, scored, bandwidths[:8]), exact[:, :8], rtol=1e-5, atol=1e-4)
 
 
@@ -130,8 +135,8 @@ def test_hmin_sees_a_radial_width_five_times_too_large(monkeypatch):
     monkeypatch.setattr(two_moons, "WIDTH", 5 * two_moons.WIDTH)
     wide = task.exact(task.observation(4), 4000, rng)
     ours, theirs = hmin(wide, reference), hmin(wide, reference, method="published")
-    assert ours.value - ours.null > 0.25
-    assert abs(theirs.value - theirs.null) < 0.05
+    assert ours.value - ours.null > 0.8
+    assert theirs.value - theirs.null < 0.1
 
 
 # ------------------------------------------------------------------------------------------------------------ distances
@@ -148,7 +153,7 @@ def test_sliced_wasserstein_of_a_shift():
 def test_mmd_of_two_gaussians():
     """`E k(x, y)` is `(1 + 2/h^2)^(-d/2) exp(-|s|^2 / (2 (h^2 + 2)))` for unit Gaussians s apart, kernel width h."""
     n, d, s = 4000, 2, 1.0
-    x, y = normal(0, n, d) + [s, 0.0], normal(1, n, d)
+    x, y = normal(0, n, d) + np.array([s, 0.0]), normal(1, n, d)
     h = 1.5 * 2.0 ** np.arange(-2, 3)
     same = (1 + 2 / h**2) ** (-d / 2)
     apart = same * np.exp(-(s**2) / (2 * (h**2 + 2)))
@@ -195,16 +200,15 @@ def test_forms_of_draws_are_the_same():
 
 
 @pytest.mark.parametrize("metric", EVERY)
-@pytest.mark.parametrize("method", [{}, {"method": "other"}])
-def test_one_dimension(metric, method):
-    if method and metric not in (c2st, hmin):
-        pytest.skip("no methods")
+def test_one_dimension(metric):
     x, y = normal(0, 100), normal(1, 100)
-    if method:
-        with pytest.raises(ValueError, match=r"method='other'\): expected"):
-            metric(x, y, **method)
-    else:
-        assert metric(x, y) == metric(x[:, None], y[:, None])
+    assert metric(x, y) == metric(x[:, None], y[:, None])
+
+
+@pytest.mark.parametrize("metric", [c2st, hmin])
+def test_unknown_method(metric):
+    with pytest.raises(ValueError, match=r"method='other'\): expected"):
+        metric(normal(0, 100), normal(1, 100), method="other")
 
 
 @pytest.mark.parametrize("metric", EVERY)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
-from arviz_stats.base import array_stats
+from arviz_stats.base.array import array_stats
 from scipy.stats import ks_2samp, kstest
 
 from cpejax import _reference, metrics, tasks
@@ -226,8 +227,7 @@ def test_cache_knows_the_model_by_content():
 
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     def half(self, path, **kwargs):
-        with open(path, "wb") as file:
-            file.write(b"\x89HDF half a file")
+        Path(path).write_bytes(b"\x89HDF half a file")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -21,7 +21,6 @@ from arviz_base import from_dict
 from jaxtyping import Array, Float, PRNGKeyArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors.numpy import save as to_safetensors
 
 from cpejax._coordinates import Values
 from cpejax._flow import Flow, Method, Solver, count_weights
@@ -29,7 +28,7 @@ from cpejax._graph import Graph
 from cpejax._methods import CPE, METHODS
 from cpejax._program import Program
 from cpejax._simulate import Simulations, bind, check_key, finite
-from cpejax._store import digest, load_arrays, write_atomically
+from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
 from cpejax._train import History, Training, train
 
 FORMAT = 1
@@ -290,7 +289,7 @@ class Posterior:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         leaves = [x for x in jax.tree.leaves(self.flow) if eqx.is_array(x)]
-        content = to_safetensors({str(i): np.asarray(x) for i, x in enumerate(leaves)})
+        content = pack_arrays({str(i): np.asarray(x) for i, x in enumerate(leaves)}, {})
         about = {
             "format": FORMAT,
             "library": version("cpejax"),
@@ -339,7 +338,8 @@ class Posterior:
             if not np.isfinite(x).all():
                 bad = np.argwhere(~np.isfinite(x))[0].tolist()
                 raise ValueError(
-                    f"given['{name}'] has {int((~np.isfinite(x)).sum())} values that are not finite, the first at {bad}. "
+                    f"given['{name}'] has {int((~np.isfinite(x)).sum())} values that are not finite, "
+                    f"the first at {bad}. "
                     "Missing data need a program that simulates them as missing."
                 )
             out[name] = jnp.asarray(x)

@@ -260,17 +260,20 @@ def inside(base: dist.Distribution) -> tuple[Any, Any]:
     support: Any = base.support
     while hasattr(support, "base_constraint"):
         support = support.base_constraint
+    if support.event_dim:
+        return -jnp.inf, jnp.inf
     dtype = jnp.result_type(float)
     info = jnp.finfo(dtype)
-    scalar = support.event_dim == 0
-    low, high = (-info.max, info.max) if scalar else (-jnp.inf, jnp.inf)
-    if scalar and hasattr(support, "lower_bound"):
+    low, high = jnp.asarray(-info.max, dtype), jnp.asarray(info.max, dtype)
+    if hasattr(support, "lower_bound"):
         bound = jnp.asarray(support.lower_bound, dtype)
-        # Numbers below `tiny` are zero to the processor.
-        low = jnp.where(jnp.abs(bound) < info.tiny, info.tiny, _float(_order(bound) + 1))
-    if scalar and hasattr(support, "upper_bound"):
+        # Numbers below `tiny` are zero to the processor. Bounds that are the same number have nothing between them.
+        after = jnp.where(jnp.abs(bound) < info.tiny, info.tiny, _float(_order(bound) + 1))
+        low = jnp.minimum(after, getattr(support, "upper_bound", info.max))
+    if hasattr(support, "upper_bound"):
         bound = jnp.asarray(support.upper_bound, dtype)
-        high = jnp.where(jnp.abs(bound) < info.tiny, -info.tiny, _float(_order(bound) - 1))
+        before = jnp.where(jnp.abs(bound) < info.tiny, -info.tiny, _float(_order(bound) - 1))
+        high = jnp.maximum(before, getattr(support, "lower_bound", -info.max))
     return low, high
 
 
@@ -370,7 +373,7 @@ def is_exact(fn: dist.Distribution) -> bool:
 def _cdf_is_its_own(base: dist.Distribution) -> bool:
     """A cdf that a subclass has inherited does not go with draws of its own."""
     by = next(cls for cls in type(base).__mro__ if "cdf" in vars(cls))
-    return "sample" not in vars(by) or type(base).sample is by.sample
+    return "sample" not in vars(by) or type(base).sample is by.sample  # type: ignore[attr-defined]
 
 
 def limit(fn: dist.Distribution) -> float:

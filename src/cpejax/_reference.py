@@ -18,7 +18,7 @@ import numpy as np
 import numpyro
 import xarray as xr
 from arviz_base import from_dict
-from arviz_stats.base import array_stats
+from arviz_stats.base.array import array_stats
 from blackjax.mcmc.slice import direction_proposal, stepping_out
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
@@ -63,7 +63,7 @@ def reference(
         scalar parameter.
 
     >>> from cpejax import reference
-    >>> draws = reference("two_moons", 0)
+    >>> draws = reference("two_moons", 0, cache=False)
     >>> draws.posterior["theta"].shape
     (10, 2500, 2)
     """
@@ -229,8 +229,8 @@ def _rejection_draws(task: Task, data: dict[str, np.ndarray]) -> dict[str, np.nd
     while have < n:
         if tried >= MOST:
             raise ValueError(
-                f"task {task.name!r}: {have} of {n} draws kept of {tried:.0e} from the prior; the posterior is too narrow"
-                " for sampler='rejection': use 'exact' or 'slice'"
+                f"task {task.name!r}: {have} of {n} draws kept of {tried:.0e} from the prior; the posterior is too"
+                " narrow for sampler='rejection': use 'exact' or 'slice'"
             )
         key, chunk_key = jax.random.split(key)
         flat, log_likelihood = (np.asarray(value) for value in _prior_chunk(chunk_key, data, task=task))

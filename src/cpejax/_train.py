@@ -222,8 +222,8 @@ def train(
                 history.best_epoch = epoch_number
             if history.best_epoch < 0:
                 raise FloatingPointError(
-                    f"The validation loss of epoch {epoch_number + 1} is {float(value)}. Look for extreme values in the "
-                    "simulations, or lower learning_rate."
+                    f"The validation loss of epoch {epoch_number + 1} is {float(value)}. "
+                    "Look for extreme values in the simulations, or lower learning_rate."
                 )
             epoch_number += 1
             history.seconds = time.monotonic() - began

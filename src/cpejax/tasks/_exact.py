@@ -59,7 +59,8 @@ def grid_draws(
         cell = np.searchsorted(cumulative, rng.uniform(size=m) * cumulative[-1], side="right")
         cell = np.minimum(cell, len(mass) - 1)
         points = middle[cell] + step * rng.uniform(-0.5, 0.5, size=(m, d))
-        return points, np.exp(log_density(points) - peak) / mass[cell]
+        return points, np.exp(log_density(points) - peak) / (bound * mass[cell])
 
+    bound = 1.0  # until the pilot has found the largest ratio
     bound = propose(100_000)[1].max()
-    return rejection(lambda m: (lambda points, ratio: (points, ratio / bound))(*propose(m)), n, rng)
+    return rejection(propose, n, rng)

@@ -1,12 +1,14 @@
 """Mixture with distractors: two of ten data are informative; at x1 = x2 = 5 the posterior has two uneven modes."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 from cpejax.tasks._exact import grid_draws
-from cpejax.tasks._task import Task
+from cpejax.tasks._task import Arrays, Task
 
 DIM, INFORMATIVE = 10, 2
 WEIGHT, SCALE = 0.3, 0.3
@@ -25,7 +27,7 @@ def program() -> None:
     numpyro.sample("x", dist.MixtureSameFamily(mixing, dist.Normal(loc, scale)).to_event(1))
 
 
-def exact(given, n, rng):
+def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:
     """A grid of 20,000 cells and rejection; the distractors cancel."""
     x = np.asarray(given["x"], float)[:INFORMATIVE]
 
@@ -37,7 +39,7 @@ def exact(given, n, rng):
     return {"theta": grid_draws(log_density, [(-10.0, 10.0)], 20_000, n, rng)[:, 0]}
 
 
-def at_five(data):
+def at_five(data: Arrays) -> Arrays:
     """Both informative data at 5, as in the paper; the distractors as simulated."""
     x = data["x"].copy()
     x[:INFORMATIVE] = 5.0

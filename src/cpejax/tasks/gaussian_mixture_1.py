@@ -1,5 +1,7 @@
 """Gaussian mixture 1: one location, a wide and a narrow component around it."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -7,7 +9,7 @@ import numpyro.distributions as dist
 from scipy.special import log_ndtr
 from scipy.stats import truncnorm
 
-from cpejax.tasks._task import Task
+from cpejax.tasks._task import Arrays, Task
 
 BOX = 10.0
 SCALES = np.array([1.0, 0.1])
@@ -20,7 +22,7 @@ def program() -> None:
     numpyro.sample("x", dist.MixtureSameFamily(dist.Categorical(probs=jnp.array([0.5, 0.5])), components))
 
 
-def exact(given, n, rng):
+def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:
     """A mixture of two Gaussians around x cut off at the prior's box: weights are their masses inside it."""
     x = np.asarray(given["x"], float)
     low, high = (-BOX - x) / SCALES[:, None], (BOX - x) / SCALES[:, None]

@@ -1,11 +1,13 @@
 """Gaussian mixture 2: three locations, of which one data point has seen one. Six parameters, three modes."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from cpejax.tasks._task import Task
+from cpejax.tasks._task import Arrays, Task
 
 MEAN = np.array([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]])
 COVARIANCE = np.array([[[0.7, 0.0], [0.0, 0.05]], [[0.7, 0.0], [0.0, 0.05]], [[1.0, 0.95], [0.95, 1.0]]])
@@ -22,7 +24,7 @@ def program() -> None:
     numpyro.sample("x", dist.MixtureSameFamily(dist.Categorical(probs=jnp.full(3, 1 / 3)), components))
 
 
-def exact(given, n, rng):
+def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:
     """A mixture of conjugate Gaussians: component k with weight `N(x; m_k, I + S_k)` pulls its own location to x."""
     x = np.asarray(given["x"], float)
     total = np.eye(2) + COVARIANCE

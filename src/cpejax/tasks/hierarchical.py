@@ -1,11 +1,13 @@
 """Hierarchical model: a mean in R^2, three groups around it, and one unknown noise scale. Nine parameters."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 from cpejax.tasks._exact import grid_draws
-from cpejax.tasks._task import Task
+from cpejax.tasks._task import Arrays, Task
 
 GROUPS = 3
 
@@ -19,7 +21,7 @@ def program() -> None:
         numpyro.sample("x", dist.Normal(beta, sigma).to_event(1))
 
 
-def exact(given, n, rng):
+def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:
     """Everything is Gaussian given sigma, so only sigma needs a grid.
 
     With `v = 1 + sigma^2` a coordinate of x over the groups is N(0, v I + 11'), which gives `p(sigma | x)`; then

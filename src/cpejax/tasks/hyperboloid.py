@@ -1,12 +1,14 @@
 """Hyperboloid: ten equal means that measure a difference of distances; the posterior is two pairs of hyperbolas."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 from cpejax.tasks._exact import grid_draws
-from cpejax.tasks._task import Task
+from cpejax.tasks._task import Arrays, Task
 
 DIM, DF, SCALE = 10, 3.0, 0.1
 FOCI = np.array([[[-0.5, 0.0], [0.5, 0.0]], [[0.0, -0.5], [0.0, 0.5]]])  # (component, focus, coordinate)
@@ -24,7 +26,7 @@ def program() -> None:
     numpyro.sample("x", dist.MixtureSameFamily(dist.Categorical(probs=jnp.array([0.5, 0.5])), components))
 
 
-def exact(given, n, rng):
+def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:
     """A grid of 2000 by 2000 cells and rejection; a component's kernel is `(1 + |x - F 1|^2 / .03)^(-13/2)`."""
     x = np.asarray(given["x"], float)
 

@@ -1,10 +1,12 @@
 """Linear Gaussian: ten independent conjugate pairs."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from cpejax.tasks._task import Task
+from cpejax.tasks._task import Arrays, Task
 
 DIM = 10
 SCALE = np.sqrt(0.1)
@@ -17,7 +19,7 @@ def program() -> None:
         numpyro.sample("x", dist.Normal(theta, SCALE))
 
 
-def exact(given, n, rng):
+def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:
     """`theta | x ~ N(x / 2, .05 I)`."""
     x = np.asarray(given["x"], float)
     return {"theta": x / 2 + rng.normal(scale=SCALE / np.sqrt(2), size=(n, DIM))}

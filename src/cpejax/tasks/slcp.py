@@ -1,12 +1,14 @@
 """Simple likelihood, complex posterior: four 2-d Gaussian observations, five parameters, four symmetric modes."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 from cpejax.tasks._exact import rejection
-from cpejax.tasks._task import Task
+from cpejax.tasks._task import Arrays, Task
 
 OBSERVATIONS = 4
 
@@ -23,7 +25,7 @@ def program() -> None:
         numpyro.sample("x", dist.MultivariateNormal(theta[:2], scale_tril=scale))
 
 
-def exact(given, n, rng):
+def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:
     """Rejection from a normal-inverse-Wishart.
 
     The uniform prior is, in `Sigma`, proportional to `|Sigma|^(-5/4) (1 - rho^2)^(1/4)` on its box. The first factor

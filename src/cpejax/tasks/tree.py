@@ -1,12 +1,14 @@
 """Tree: a root, two branches, and two non-linear measurements of each, which leave the signs of the branches open."""
 
+from collections.abc import Mapping
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 from cpejax.tasks._exact import grid_draws
-from cpejax.tasks._task import Task
+from cpejax.tasks._task import Arrays, Task
 
 
 def program() -> None:
@@ -24,7 +26,7 @@ def program() -> None:
     numpyro.sample("x4", dist.Normal(jnp.cos(theta3) ** 2, 0.1))
 
 
-def exact(given, n, rng):
+def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:
     """A grid of 2000 by 2000 cells for the branches, then the root, which is conjugate.
 
     With theta1 integrated out, (theta2, theta3) has covariance [[2, 1], [1, 2]];

@@ -1,5 +1,7 @@
 """Two moons: two thin crescents, one the mirror image of the other."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 
 from cpejax.tasks._exact import rejection
-from cpejax.tasks._task import Task
+from cpejax.tasks._task import Arrays, Task
 
 RADIUS, WIDTH, OFFSET = 0.1, 0.01, 0.25
 
@@ -53,7 +55,7 @@ def program() -> None:
     numpyro.sample("x", Crescent(jnp.stack([OFFSET - jnp.abs(along), across])))
 
 
-def exact(given, n, rng):
+def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:
     """Draw the crescent, solve for theta, keep what the prior allows.
 
     With the rotation `p = (theta1 + theta2, theta2 - theta1) / sqrt 2` and a point u of the crescent around the
