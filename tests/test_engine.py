@@ -12,7 +12,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.stats import multivariate_normal, norm, t as student
+from scipy.stats import multivariate_normal, norm
+from scipy.stats import t as student
 
 import cpejax as cpe
 from cpejax._simulate import check_key

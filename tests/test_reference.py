@@ -176,6 +176,8 @@ def test_errors():
         reference("slcp", given={"y": np.zeros((4, 2))})
     with pytest.raises(ValueError, match=r"given\['x'\] has shape \(8,\), but site 'x' has shape \(4, 2\)"):
         reference("slcp", given={"x": np.zeros(8)})
+    with pytest.raises(ValueError, match=r"given\['x'\] has dtype <U1: expected real numbers"):
+        reference("two_moons", given={"x": np.array(["a", "b"])})
     with pytest.raises(ValueError, match="NaN"):
         reference("two_moons", given={"x": np.array([np.nan, 0.0])})
     with pytest.raises(ValueError, match=r"sampler='nuts'\): expected one of exact, slice, rejection"):

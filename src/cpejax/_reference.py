@@ -100,15 +100,18 @@ def _observation(task: Task, seed: int | None, given: Mapping[str, Any] | None) 
         raise ValueError(
             f"given has the sites {sorted(given)}, but task {task.name!r} has data {sorted(task.observed)}"
         )
-    data = {name: np.asarray(given[name], np.float32) for name in task.observed}
+    data = {name: np.asarray(given[name]) for name in task.observed}
     for name, value in data.items():
+        if not (np.issubdtype(value.dtype, np.integer) or np.issubdtype(value.dtype, np.floating)):
+            raise ValueError(f"given[{name!r}] has dtype {value.dtype}: expected real numbers")
         if value.shape != task.shapes[name]:
             raise ValueError(
                 f"given[{name!r}] has shape {value.shape}, but site {name!r} has shape {task.shapes[name]}"
             )
         if not np.isfinite(value).all():
             raise ValueError(f"given[{name!r}] has NaN or infinite entries")
-    return data
+    # in single precision, as an observation is, so that the same numbers are the same entry of the cache
+    return {k: v.astype(np.float32) if np.issubdtype(v.dtype, np.floating) else v for k, v in data.items()}
 
 
 def _digest(*parts: bytes | str) -> bytes:

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 import numpyro
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
-Arrays = dict[str, Float[np.ndarray, "..."]]
+Arrays = dict[str, Num[np.ndarray, "..."]]
 ExactSampler = Callable[[Mapping[str, np.ndarray], int, np.random.Generator], Arrays]
 
 SEEDS = (0, 1, 2, 3, 4)
