@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from scipy.stats import multivariate_normal, norm
 from scipy.stats import t as student
 
 import cpejax as cpe
+from cpejax._flow import count_weights
 from cpejax._simulate import check_key
 
 SMALL = {"width": 32, "depth": 2, "hidden": 32, "components": 4}
@@ -74,6 +76,11 @@ def posterior():
     return fitted(toy, n=8000)
 
 
+@pytest.fixture(scope="module")
+def grouped():
+    return fitted(groups)
+
+
 def test_joint_law_of_the_toy(posterior):
     covariance, to_mean = gaussian(np.ones((1, 2)), 0.3)
     for y in (-1.0, 0.5):
@@ -105,26 +112,30 @@ def test_euler_agrees_with_rk45(posterior):
     assert np.abs(euler - rk45).max() < 0.1  # the same noise: draw by draw
 
 
-def test_groups_against_the_exact_posterior():
-    posterior = fitted(groups)
+def test_groups_against_the_exact_posterior(grouped):
     # x = theta = mu + e, in coordinates (mu, e1..e4)
     design = np.concatenate([np.ones((4, 1)), np.eye(4)], axis=1)
     covariance, to_mean = gaussian(design, 0.5)
     to_theta = np.concatenate([np.eye(5)[:1], design])
     y = np.array([1.0, 0.2, -0.5, 2.0])
-    draws = flat(posterior.sample(10_000, given={"y": y}, key=KEY), ("mu", "theta"))
+    draws = flat(grouped.sample(10_000, given={"y": y}, key=KEY), ("mu", "theta"))
     exact = to_theta @ covariance @ to_theta.T
     assert np.allclose(draws.mean(0), to_theta @ to_mean @ y, atol=0.1)
     assert np.allclose(np.cov(draws.T), exact, atol=0.06)
 
 
 def test_weights_do_not_grow_with_a_plate():
-    one, other = (fitted(lambda n=n: groups(n), n=100, max_epochs=1) for n in (4, 200))
-    assert one.weights == other.weights
+    weights = []
+    for size in (4, 200):
+        graph = cpe.Graph.from_program(groups, size, observed=["y"])
+        simulations = cpe.simulate(groups, 20, size, observed=["y"], key=KEY)
+        flow = cpe.CPE().build(partial(groups, size), graph, simulations, key=KEY)
+        weights.append(count_weights(flow))
+    assert weights[0] == weights[1]
 
 
-def test_a_group_does_not_read_another_groups_data():
-    flow = fitted(groups, n=200, max_epochs=1).flow
+def test_a_group_does_not_read_another_groups_data(grouped):
+    flow = grouped.flow
     (number,) = [g for g, group in enumerate(flow.plan.groups) if group.nodes[0][0] == "theta"]
     values = {k: jnp.asarray(v[:1]) for k, v in cpe.simulate(groups, 20, observed=["y"], key=KEY).items()}
 
@@ -192,9 +203,8 @@ def test_another_observation_does_not_recompile(posterior, caplog):
         assert "_draw" in caplog.text  # another number of draws is another program
 
 
-def test_tree_is_named_and_goes_to_netcdf(tmp_path):
-    posterior = fitted(groups, n=200, max_epochs=1)
-    tree = posterior.sample(10, given={"y": np.zeros(4)}, key=KEY)
+def test_tree_is_named_and_goes_to_netcdf(grouped, tmp_path):
+    tree = grouped.sample(10_000, given={"y": np.zeros(4)}, key=KEY)
     assert tree.posterior["theta"].dims == ("chain", "draw", "group")
     assert tree.observed_data["y"].dims == ("group",)
     for name in ("acceptance_rate", "sampling_time", "key", "inference_library_version", "jax_version"):
@@ -335,7 +345,7 @@ def test_bad_simulations_are_counted_and_left_out(capsys):
         cpe.simulate(worse, 1000, observed=["y"], key=KEY)
 
 
-@pytest.mark.parametrize("scale", [1e-2, 1e2])
+@pytest.mark.parametrize("scale", [1e2, pytest.param(1e-2, marks=pytest.mark.slow)])
 def test_heavy_tails_do_not_ruin_training(scale):
     def program():
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
@@ -355,14 +365,22 @@ def test_heavy_tails_do_not_ruin_training(scale):
     assert 0.8 < np.median(draws.std(0) / sd) < 1.25
 
 
-def test_embeddings():
+@pytest.mark.parametrize(
+    "module",
+    [
+        cpe.SetEmbedding,
+        pytest.param(cpe.MLPEmbedding, marks=pytest.mark.slow),
+        pytest.param(cpe.ConvEmbedding, marks=pytest.mark.slow),
+        pytest.param(cpe.RecurrentEmbedding, marks=pytest.mark.slow),
+    ],
+)
+def test_embeddings(module):
     def program():
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(a, 1.0).expand([12, 1]).to_event(2))
 
-    for module in (cpe.MLPEmbedding, cpe.SetEmbedding, cpe.ConvEmbedding, cpe.RecurrentEmbedding):
-        embedding = module((12, 1), out=8, key=KEY)
-        posterior = fitted(program, n=2000, max_epochs=20, method=cpe.CPE(embed={"y": embedding}, **SMALL))
-        tree = posterior.sample(4000, given={"y": np.full((12, 1), 0.8)}, key=KEY)
-        assert abs(float(tree.posterior["a"].mean()) - 0.8 * 12 / 13) < 0.15
-        assert abs(float(tree.posterior["a"].std()) - 13**-0.5) < 0.08
+    embedding = module((12, 1), out=8, key=KEY)
+    posterior = fitted(program, n=2000, max_epochs=20, method=cpe.CPE(embed={"y": embedding}, **SMALL))
+    tree = posterior.sample(4000, given={"y": np.full((12, 1), 0.8)}, key=KEY)
+    assert abs(float(tree.posterior["a"].mean()) - 0.8 * 12 / 13) < 0.15
+    assert abs(float(tree.posterior["a"].std()) - 13**-0.5) < 0.08

@@ -47,12 +47,14 @@ class Coordinates(Fixed):
 
     Families without quantile function (Dirichlet, LKJCholesky) use the bijection of their support, shifted and scaled
     by `shift`; N(0, 1) is then not their prior but only the base, and the density has the bijection's Jacobian.
-    `program` takes no arguments: bind them first.
+    `program` takes no arguments: bind them first. `example` is the first simulation, by which a program can be told
+    from another that has the same graph.
     """
 
     program: Program = eqx.field(static=True)
     graph: Graph = eqx.field(static=True)
     shift: dict[str, tuple[Array, Array]]
+    example: Values
     limits: tuple[tuple[str, float], ...] = eqx.field(static=True)
 
     def __init__(self, program: Program, graph: Graph, values: Values):
@@ -72,6 +74,7 @@ class Coordinates(Fixed):
             self._visit(example, look)
 
         jax.eval_shape(shapes, {name: value[0] for name, value in values.items()})
+        self.example = {name: value[0] for name, value in values.items()}
         self.limits = tuple(limits.items())
         self.shift = {}
         if inexact:
@@ -153,6 +156,16 @@ class Coordinates(Fixed):
 
         self._visit(values, visit)
         return inside
+
+    def outside(self, values: Values) -> list[str]:
+        """The parameters that are not in the support of their prior."""
+        out: list[str] = []
+
+        def visit(name: str, fn: dist.Distribution, value: Array) -> None:
+            out.extend([name] if not jnp.all(fn.support(value)) else [])
+
+        self._visit(values, visit)
+        return out
 
     def canonical(self, name: str, z: Array) -> Array:
         """A site's array with its plates first, in the graph's order, and the rest flattened: `(*plates, size)`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import platform
 import time
@@ -27,7 +28,7 @@ from cpejax._flow import Flow, Method, Solver, count_weights
 from cpejax._graph import Graph
 from cpejax._methods import CPE, METHODS
 from cpejax._program import Program
-from cpejax._simulate import Simulations, bind, check_key, finite
+from cpejax._simulate import Simulations, bind, check_key, finite, words
 from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
 from cpejax._train import History, Training, train
 
@@ -63,9 +64,8 @@ def fit(
     - `key`: a JAX key: the same key, versions and machine give the same posterior.
     - `method`: `cpe.CPE()` by default.
     - `observed`: the data sites, if `simulations` does not know them.
-    - `batch_size`, `learning_rate`, `schedule`, `max_epochs`, `steps`, `patience`, `validation`,
-        `weight_decay`, `average`: see
-        `cpe.Training`.
+    - `batch_size`, `learning_rate`, `schedule`, `max_epochs`, `steps`, `patience`, `validation`, `weight_decay`,
+        `average`: see `cpe.Training`.
     - `checkpoint`: a folder; a run that was killed goes on from there, to the same result.
     - `progress`: a progress bar; by default where there is a terminal.
 
@@ -87,6 +87,8 @@ def fit(
     graph = Graph.from_program(bound, observed=observed)
     rows = _check_simulations(simulations, graph)
     method = CPE() if method is None else method
+    if not isinstance(method, Method) or isinstance(method, type):
+        raise TypeError(f"method must be a method with its options, as cpe.CPE(); found {method!r}.")
     key_flow, key_train = jax.random.split(key)
     flow = method.build(bound, graph, rows, key=key_flow)
     prepared = _prepare(flow, rows)
@@ -101,6 +103,8 @@ def fit(
             fingerprint=graph.fingerprint,
             progress=bar.update,
         )
+    if history.stopped.startswith("interrupted"):
+        bar.say(f"Training was {history.stopped}; the best so far is returned.")
     return Posterior(flow, graph, bound, method, settings, history, rows.n)
 
 
@@ -108,7 +112,7 @@ class _Bar:
     """Epoch, losses, best and time left; silent where there is no terminal."""
 
     def __init__(self, shown: bool | None):
-        console = Console(stderr=True)
+        self.console = console = Console(stderr=True)
         columns = (
             TextColumn("training"),
             BarColumn(),
@@ -128,21 +132,37 @@ class _Bar:
         self.progress.stop()
 
     def update(self, epoch: int, epochs: int, history: History) -> None:
-        words = f"loss {history.train[-1]:.4f}  validation {history.validation[-1]:.4f}  best {history.best:.4f}"
-        self.progress.update(self.task, completed=epoch, total=epochs, description=words)
+        text = f"loss {history.train[-1]:.4f}  validation {history.validation[-1]:.4f}  best {history.best:.4f}"
+        self.progress.update(self.task, completed=epoch, total=epochs, description=text)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @eqx.filter_jit
-def _prepare_chunk(flow: Flow, values: Values) -> Any:
-    return flow.prepare(values)
+def _prepare_chunk(flow: Any, values: Values) -> tuple[Any, Array]:
+    return flow.prepare(values), jax.vmap(flow.coordinates.in_support)(values)
 
 
-def _prepare(flow: Flow, rows: Mapping[str, np.ndarray], chunk: int = 10_000) -> Any:
-    n = len(next(iter(rows.values())))
-    parts = [
-        _prepare_chunk(flow, {name: jnp.asarray(x[i : i + chunk], jnp.float32) for name, x in rows.items()})
-        for i in range(0, n, chunk)
-    ]
+def _prepare(flow: Any, rows: Simulations, chunk: int = 10_000) -> Any:
+    """What training reads of the simulations, in chunks that bound memory."""
+    pieces = -(-rows.n // chunk)
+    size = -(-rows.n // pieces)
+    parts, inside = [], []
+    for start in range(0, rows.n, size):
+        which = np.arange(start, start + size) % rows.n  # one shape, one compilation
+        part, good = _prepare_chunk(flow, {name: jnp.asarray(x[which], jnp.float32) for name, x in rows.items()})
+        keep = min(size, rows.n - start)
+        parts.append(jax.tree.map(lambda x, keep=keep: x[:keep], part))
+        inside.append(np.asarray(good)[:keep])
+    outside = np.flatnonzero(~np.concatenate(inside))
+    if len(outside) > 0.01 * rows.n:  # a few stand on the edge of a support, and by rounding outside
+        row = int(outside[0])
+        sites = flow.coordinates.outside({name: jnp.asarray(x[row], jnp.float32) for name, x in rows.items()})
+        raise ValueError(
+            f"{len(outside)} of {rows.n} simulations have parameters outside the prior's support, the first "
+            f"in row {row}: {', '.join(f'{n} = {words(rows[n][row])}' for n in sites)}. They may be of another program."
+        )
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
 
@@ -152,12 +172,13 @@ def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulati
             f"simulations must be a dict of arrays, as cpe.simulate returns; found {type(simulations).__name__}."
         )
     missing = [name for name in graph.sites if name not in simulations]
-    if missing:
+    extra = [name for name in simulations if name not in graph.sites]
+    if missing or extra:
         raise ValueError(
-            f"The simulations have no site {missing}; they have {sorted(simulations)}, and the program has "
-            f"{list(graph.sites)}. They may be of another program."
+            f"The simulations {f'have no site {missing}' if missing else f'have the sites {extra}'}, but the program "
+            f"{f'has {list(graph.sites)}' if missing else 'has not'}. They may be of another program."
         )
-    values = {name: np.asarray(simulations[name]) for name in graph.sites}
+    values = {name: _numbers(simulations[name], f"simulations['{name}']") for name in graph.sites}
     n = len(next(iter(values.values()))) if next(iter(values.values())).ndim else 0
     for name, x in values.items():
         site = graph.sites[name]
@@ -166,6 +187,9 @@ def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulati
                 f"simulations['{name}'] has shape {x.shape}, but {n} simulations of site '{name}' have shape "
                 f"{(n, *site.shape)}{_plates(site, graph)}."
             )
+    if isinstance(simulations, Simulations) and simulations.graph.fingerprint != graph.fingerprint:
+        differ = "; ".join(graph.differences(simulations.graph.to_dict()))
+        raise ValueError(f"The simulations are of another program: {differ}.")
     if n < 20:
         raise ValueError(
             f"There are {n} simulations; at least 20 are needed to train and validate, thousands to be accurate."
@@ -173,12 +197,25 @@ def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulati
     return finite(values, graph)
 
 
+def _numbers(x: Any, what: str) -> np.ndarray:
+    """An array of numbers, or an error that says what was found."""
+    if np.ma.isMaskedArray(x) and np.ma.getmaskarray(x).any():
+        raise ValueError(f"{what} has masked values. Missing data need a program that simulates them as missing.")
+    try:
+        out = np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} is not an array of numbers: {error}.") from error
+    if out.dtype.kind not in "fiub":
+        raise ValueError(f"{what} is not an array of numbers: it has type {out.dtype}, found {x!r:.60}.")
+    return out
+
+
 def _plates(site: Any, graph: Graph) -> str:
-    words = [f"plate '{p}' of size {graph.plates[p]}" for p in site.plates]
-    return f" ({', '.join(words)})" if words else ""
+    plates = [f"plate '{p}' of size {graph.plates[p]}" for p in site.plates]
+    return f" ({', '.join(plates)})" if plates else ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Posterior:
     """A trained posterior of a program, for any observation.
 
@@ -224,13 +261,17 @@ class Posterior:
         - `solver`: `"euler"`, or `"rk45"` for Dormand-Prince 5(4) with SciPy's default tolerances.
 
         **Returns:** an ArviZ DataTree: `posterior` with the program's names, shapes and plates (dims `chain, draw`,
-        then
-        `observation` where there are many), and `observed_data`. Attributes of `posterior` say how it was made.
+        then `observation` where there are many), and `observed_data`. Attributes of `posterior` say how it was made.
+
+        ??? example
+
+            ```python
+            draws = posterior.sample(10_000, given={"y": y}, key=jax.random.key(2))
+            draws.posterior["mu"].mean()
+            ```
         """
-        if not isinstance(n, int | np.integer) or n < 1:
-            raise ValueError(f"n, the number of draws, must be a whole number of at least 1; found {n!r}.")
-        if not isinstance(steps, int | np.integer) or steps < 1:
-            raise ValueError(f"steps must be a whole number of at least 1, found {steps!r}.")
+        _check_count(n, "n, the number of draws,")
+        _check_count(steps, "steps")
         if solver not in ("euler", "rk45"):
             raise ValueError(f"solver must be 'euler' or 'rk45', found {solver!r}.")
         key = check_key(key)
@@ -272,24 +313,25 @@ class Posterior:
         - `given`: one observation, `{site: array}`.
         - `steps`: of Heun's method, on the same grid as `sample`'s.
 
-        **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support it is
-        −∞.
+        **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support the
+        log-density is −∞.
         """
+        _check_count(steps, "steps")
         data, many = self._check_given(given)
         if many:
             raise ValueError("log_prob takes one observation: the data in given have a leading axis. Call it for each.")
         values, shape = self._check_draws(draws)
         chunk = max(1, 15_000_000 // self.flow.numbers_per_draw())
         out = _evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, int(steps), chunk)
-        inside = self._inside(values, data)
-        return np.where(inside, np.asarray(out), -np.inf).reshape(shape)
+        return np.asarray(out).reshape(shape)
 
     def save(self, folder: str | Path) -> None:
         """Write the posterior to a folder: `weights.safetensors` and `posterior.json`. `cpe.load` reads it."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         leaves = [x for x in jax.tree.leaves(self.flow) if eqx.is_array(x)]
-        content = pack_arrays({str(i): np.asarray(x) for i, x in enumerate(leaves)}, {})
+        arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
+        content = pack_arrays(arrays | {f"z.{name}": x for name, x in _example(self.flow).items()}, {})
         about = {
             "format": FORMAT,
             "library": version("cpejax"),
@@ -315,17 +357,19 @@ class Posterior:
             raise TypeError(f"given must be a dict of the observed data, found {type(given).__name__}.")
         for name in given:
             if name not in self.graph.data:
-                raise ValueError(f"given['{name}'] is not a data site; the data sites are {list(self.graph.data)}.")
+                close = difflib.get_close_matches(str(name), self.graph.data, n=1)
+                hint = f" Did you mean '{close[0]}'?" if close else ""
+                raise ValueError(
+                    f"given['{name}'] is not a data site; the data sites are {list(self.graph.data)}.{hint}"
+                )
         out: dict[str, Array] = {}
         lengths: dict[str, int | None] = {}
         for name in self.graph.data:
             site = self.graph.sites[name]
             if name not in given:
                 raise ValueError(f"given has no '{name}'; it needs the data sites {list(self.graph.data)}.")
-            try:
-                x = np.asarray(given[name], np.float32)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"given['{name}'] is not an array of numbers: {error}.") from error
+            with np.errstate(over="ignore"):
+                x = _numbers(given[name], f"given['{name}']").astype(np.float32)
             if x.shape == site.shape:
                 lengths[name] = None
             elif x.shape[1:] == site.shape and x.ndim == len(site.shape) + 1 and len(x) > 0:
@@ -338,9 +382,8 @@ class Posterior:
             if not np.isfinite(x).all():
                 bad = np.argwhere(~np.isfinite(x))[0].tolist()
                 raise ValueError(
-                    f"given['{name}'] has {int((~np.isfinite(x)).sum())} values that are not finite, "
-                    f"the first at {bad}. "
-                    "Missing data need a program that simulates them as missing."
+                    f"given['{name}'] has {int((~np.isfinite(x)).sum())} values that are not finite in float32, the "
+                    f"first at {bad}. Missing data need a program that simulates them as missing."
                 )
             out[name] = jnp.asarray(x)
         if len(set(lengths.values())) > 1:
@@ -351,40 +394,43 @@ class Posterior:
         return (out if many else {name: x[None] for name, x in out.items()}), many
 
     def _check_draws(self, draws: Mapping[str, Any] | xr.DataTree) -> tuple[dict[str, Array], tuple[int, ...]]:
-        tree = isinstance(draws, xr.DataTree)
+        """The parameters as arrays with one leading axis for draws, and the shape of that axis in `draws`."""
         source: Any = draws
-        if isinstance(draws, xr.DataTree) and "posterior" in draws.children:
-            source = draws["posterior"].dataset
-        lead = 2 if tree else 1
-        values, shape = {}, None
+        if isinstance(draws, xr.DataTree):
+            source = draws["posterior"].dataset if "posterior" in draws.children else draws.dataset
+        lead = ("chain", "draw") if isinstance(source, xr.Dataset) else ("draw",)
+        values: dict[str, Array] = {}
+        shape: tuple[int, ...] | None = None
         for name in self.graph.parameters:
             if name not in source:
                 raise ValueError(f"draws have no '{name}'; they need the parameters {list(self.graph.parameters)}.")
-            x = np.asarray(source[name], np.float32)
-            expected = self.graph.sites[name].shape
-            if x.shape[lead:] != expected or x.ndim != lead + len(expected):
+            site = self.graph.sites[name]
+            x = source[name]
+            if isinstance(source, xr.Dataset) and set(lead) <= set(x.dims):
+                x = x.transpose(*lead, ...)
+            x = _numbers(x, f"draws['{name}']").astype(np.float32)
+            if x.shape[len(lead) :] != site.shape or x.ndim != len(lead) + len(site.shape):
                 raise ValueError(
                     f"draws['{name}'] has shape {x.shape}, but draws of site '{name}' have shape "
-                    f"{('chain', 'draw')[-lead:] + expected}{_plates(self.graph.sites[name], self.graph)}."
+                    f"({', '.join(map(str, (*lead, *site.shape)))}){_plates(site, self.graph)}."
                 )
-            if shape is not None and x.shape[:lead] != shape:
-                raise ValueError(f"draws['{name}'] has {x.shape[:lead]} draws, the others {shape}.")
-            shape = x.shape[:lead]
-            values[name] = jnp.asarray(x.reshape(-1, *expected))
+            if shape is not None and x.shape[: len(lead)] != shape:
+                raise ValueError(f"draws['{name}'] has {x.shape[: len(lead)]} draws, the others {shape}.")
+            shape = x.shape[: len(lead)]
+            values[name] = jnp.asarray(x.reshape(-1, *site.shape))
         return values, shape or ()
-
-    def _inside(self, values: dict[str, Array], data: dict[str, Array]) -> np.ndarray:
-        """Whether draws are in the prior's support."""
-        return np.asarray(_in_support(self.flow, values, {name: x[0] for name, x in data.items()}))
 
     def _to_tree(
         self, values: Mapping[str, np.ndarray], data: Mapping[str, Array], many: bool, attributes: dict[str, Any]
     ) -> xr.DataTree:
         dims: dict[str, list[str]] = {}
-        coords: dict[str, Any] = {p: np.arange(size) for p, size in self.graph.plates.items()}
+        # A plate may have a name that ArviZ, or we, would use for another axis.
+        plates = {p: f"{p}_plate" if p in ("chain", "draw") else p for p in self.graph.plates}
+        lead = next(d for d in ("observation", "dataset", "given") if d not in plates)
+        coords: dict[str, Any] = {plates[p]: np.arange(size) for p, size in self.graph.plates.items()}
         for name, site in self.graph.sites.items():
-            words = [d or f"{name}_dim_{i}" for i, d in enumerate(site.dims)]
-            dims[name] = ["observation", *words] if many else words
+            axes = [plates[d] if d else f"{name}_dim_{i}" for i, d in enumerate(site.dims)]
+            dims[name] = [lead, *axes] if many else axes
         observed = {name: np.asarray(x if many else x[0]) for name, x in data.items()}
         # (observation, draw, ...) to (chain, draw, observation, ...)
         posterior = {name: (np.moveaxis(x, 0, 1) if many else x[0])[None] for name, x in values.items()}
@@ -417,21 +463,37 @@ def _draw(
 
 
 @eqx.filter_jit
-def _evaluate(flow: Flow, values: Values, data: Values, steps: int, chunk: int) -> Float[Array, " n"]:
+def _evaluate(flow: Any, values: Values, data: Values, steps: int, chunk: int) -> Float[Array, " n"]:
+    """The log-density of draws, in chunks that bound memory."""
     n = len(next(iter(values.values())))
     pieces = -(-n // chunk)
-    if pieces == 1:
-        return flow.log_prob(values, data, steps=steps)
     size = -(-n // pieces)
+
+    def part(values: Values) -> Array:
+        inside = jax.vmap(lambda v: flow.coordinates.in_support({**v, **data}))(values)
+        return jnp.where(inside, flow.log_prob(values, data, steps=steps), -jnp.inf)
+
+    if pieces == 1:
+        return part(values)
     padded = {
         k: jnp.concatenate([v, v[: pieces * size - n]]).reshape(pieces, size, *v.shape[1:]) for k, v in values.items()
     }
-    return jax.lax.map(lambda v: flow.log_prob(v, data, steps=steps), padded).reshape(-1)[:n]
+    return jax.lax.map(part, padded).reshape(-1)[:n]
 
 
 @eqx.filter_jit
-def _in_support(flow: Any, values: Values, data: Values) -> Array:
-    return jax.vmap(lambda v: flow.coordinates.in_support({**v, **data}))(values)
+def _to_z(flow: Any, values: Values) -> Values:
+    return flow.coordinates.to_z(values)
+
+
+def _example(flow: Any) -> dict[str, np.ndarray]:
+    """Where the coordinates' example is: another prior puts it elsewhere."""
+    return {name: np.asarray(z) for name, z in _to_z(flow, flow.coordinates.example).items()}
+
+
+def _check_count(n: Any, what: str) -> None:
+    if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 1:
+        raise ValueError(f"{what} must be a whole number of at least 1; found {n!r}.")
 
 
 def _options(method: Method) -> dict[str, Any]:
@@ -482,8 +544,14 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
             f"The posterior in {folder} has other networks than {method} builds (library {about['library']})."
         )
     leaves, structure = jax.tree.flatten(flow)
-    stored = iter(jnp.asarray(arrays[str(i)]) for i in range(len(arrays)))
+    stored = (jnp.asarray(arrays[str(i)]) for i in range(len(about["structure"])))
     flow = jax.tree.unflatten(structure, [next(stored) if eqx.is_array(x) else x for x in leaves])
+    for name, z in _example(flow).items():
+        if not np.allclose(z, arrays[f"z.{name}"], rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                f"The posterior in {folder} was fitted to another program: site '{name}' has another prior now. "
+                "Load it with the program, and its arguments, that it was fitted to."
+            )
     settings, history = Training(**about["settings"]), History(**about["history"])
     return Posterior(flow, graph, bound, method, settings, history, about["n_simulations"])
 
@@ -494,7 +562,7 @@ def _read_about(path: Path) -> dict[str, Any]:
     try:
         about = json.loads(path.read_text())
         seal = about.pop("sha256")
-    except (ValueError, KeyError, AttributeError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is truncated, altered, or not a saved posterior ({error}).") from error
     if about.get("format") != FORMAT:
         raise ValueError(

@@ -151,7 +151,7 @@ def finite(values: Mapping[str, np.ndarray], graph: Graph, console: Console | No
     if bad:
         first = next(name for name in graph.sites if not good[name].all())
         row = int(np.flatnonzero(~good[first])[0])
-        at = ", ".join(f"{p} = {_words(values[p][row])}" for p in graph.parameters if p != first)
+        at = ", ".join(f"{p} = {words(values[p][row])}" for p in graph.parameters if p != first)
         what = f"{bad} of {n} simulations ({100 * bad / n:.1f} %) are not finite; the first bad site is '{first}'"
         what += f", for instance at {at}" if at else ""
         if bad > 0.1 * n:
@@ -164,5 +164,6 @@ def finite(values: Mapping[str, np.ndarray], graph: Graph, console: Console | No
     return Simulations({name: np.asarray(x)[every] for name, x in values.items()}, graph, bad)
 
 
-def _words(value: Any) -> str:
+def words(value: Any) -> str:
+    """Numbers for a message."""
     return np.array2string(np.asarray(value, float), threshold=12, formatter={"float_kind": lambda x: f"{x:.4g}"})
