@@ -17,7 +17,7 @@ demo: $(INSTALLED)  ## infer the parameters of an example model
 	$(PYTHON) examples/hierarchical.py
 
 test: $(INSTALLED)  ## run the tests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2 --dist loadfile
 
 test-slow: $(INSTALLED)  ## run the tests that take longer
 	$(PYTHON) -m pytest -m slow
