@@ -34,6 +34,7 @@ def cpejax(*words, code=0) -> str:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
+    plt.close("all")  # what other tests left open
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
