@@ -28,11 +28,13 @@ from cpejax._flow import Flow, Method, Solver, count_weights
 from cpejax._graph import Graph
 from cpejax._methods import CPE, METHODS
 from cpejax._program import Program
-from cpejax._simulate import Simulations, bind, check_key, finite, words
+from cpejax._simulate import Simulations, bind, check_count, check_key, finite, words
 from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
 from cpejax._train import History, Training, train
 
 FORMAT = 1
+MOST_NUMBERS = 30_000_000
+"""How many numbers sampling holds at once; more draws than that allows go in chunks."""
 
 
 def fit(
@@ -270,15 +272,15 @@ class Posterior:
             draws.posterior["mu"].mean()
             ```
         """
-        _check_count(n, "n, the number of draws,")
-        _check_count(steps, "steps")
+        check_count(n, "n, the number of draws,")
+        check_count(steps, "steps")
         if solver not in ("euler", "rk45"):
             raise ValueError(f"solver must be 'euler' or 'rk45', found {solver!r}.")
         key = check_key(key)
         data, many = self._check_given(given)
         began = time.perf_counter()
         count = len(next(iter(data.values())))
-        chunk = max(1, 30_000_000 // self.flow.numbers_per_draw())
+        chunk = max(1, MOST_NUMBERS // self.flow.numbers_per_draw())
         keys = jax.random.split(key, count)
         drawn, counted = _draw(self.flow, data, keys, int(n), int(steps), solver, chunk)
         values = {name: np.asarray(x) for name, x in drawn.items()}
@@ -316,12 +318,12 @@ class Posterior:
         **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support the
         log-density is −∞.
         """
-        _check_count(steps, "steps")
+        check_count(steps, "steps")
         data, many = self._check_given(given)
         if many:
             raise ValueError("log_prob takes one observation: the data in given have a leading axis. Call it for each.")
         values, shape = self._check_draws(draws)
-        chunk = max(1, 15_000_000 // self.flow.numbers_per_draw())
+        chunk = max(1, MOST_NUMBERS // (2 * self.flow.numbers_per_draw()))  # twice: with tangents
         out = _evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, int(steps), chunk)
         return np.asarray(out).reshape(shape)
 
@@ -489,11 +491,6 @@ def _to_z(flow: Any, values: Values) -> Values:
 def _example(flow: Any) -> dict[str, np.ndarray]:
     """Where the coordinates' example is: another prior puts it elsewhere."""
     return {name: np.asarray(z) for name, z in _to_z(flow, flow.coordinates.example).items()}
-
-
-def _check_count(n: Any, what: str) -> None:
-    if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 1:
-        raise ValueError(f"{what} must be a whole number of at least 1; found {n!r}.")
 
 
 def _options(method: Method) -> dict[str, Any]:

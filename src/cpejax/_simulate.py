@@ -17,6 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cpejax._graph import Graph
 from cpejax._program import Program, Simulator, run, unwrap
 
+MOST_NUMBERS = 50_000_000
+"""How many simulated numbers there are at once; more go in chunks, which changes nothing but the memory."""
+
 
 class Simulations(dict[str, np.ndarray]):
     """Simulated values of every site, `{site: (n, *shape)}`, with the names of the data sites in `observed`.
@@ -53,6 +56,12 @@ def check_key(key: Any) -> PRNGKeyArray:
     raise TypeError(f"key must be one JAX key, as jax.random.key(0) makes it; found {found}.")
 
 
+def check_count(n: Any, what: str) -> None:
+    """A whole number of at least 1."""
+    if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 1:
+        raise ValueError(f"{what} must be a whole number of at least 1; found {n!r}.")
+
+
 def simulate(
     program: Program,
     n: int,
@@ -82,8 +91,7 @@ def simulate(
         simulations["y"].shape  # (10000, 8)
         ```
     """
-    if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 1:
-        raise ValueError(f"n, the number of simulations, must be a whole number of at least 1; found {n!r}.")
+    check_count(n, "n, the number of simulations,")
     key = check_key(key)
     bound = bind(program, args, kwargs)
     graph = Graph.from_program(bound, observed=observed)
@@ -107,7 +115,7 @@ def simulate(
     jax.eval_shape(draw, keys)
     host = any(simulator.host for simulator in simulators)
     numbers = sum(math.prod(s.shape) for s in graph.sites.values())
-    most = max(1, 50_000_000 // max(numbers, 1))
+    most = max(1, MOST_NUMBERS // max(numbers, 1))
     most = min(most, -(-n // 50)) if host else most  # 50 steps of the progress bar
     chunk = -(-n // -(-n // most))
     parts: list[dict[str, np.ndarray]] = []
