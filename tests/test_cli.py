@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 from typer.testing import CliRunner
 
+from cpejax import tasks
 from cpejax.cli import app
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
@@ -90,6 +91,16 @@ def test_help_says_what_a_model_is():
     graph = cpejax("graph", "--help")
     for word in ("--out", "--how", "faithful|reverse", "--order", "prior|leaf", "--debug", "graph.svg"):
         assert word in graph
+
+
+def test_tasks_lists_the_nine_with_their_dimensions():
+    out = cpejax("tasks")
+    for name in tasks.names():
+        task = tasks.get(name)
+        assert task.theta_dim + task.x_dim > 1
+        assert re.search(rf"\b{name} {task.theta_dim} {task.x_dim} ", out), out
+    assert "hierarchical 9 6 group[3]" in out
+    assert "Greenberg" in out
 
 
 def test_version():

@@ -51,7 +51,7 @@ def main(
 ) -> None:
     """Infer the parameters of a NumPyro program from simulations.
 
-    Every command takes a MODEL: a Python file that defines `program`, a NumPyro model, and, where it needs them,
+    A MODEL is a Python file that defines `program`, a NumPyro model, and, where it needs them,
     `args` and `kwargs` (what the program is called with) and `observed` (the names of its data sites).
     """
 
@@ -131,6 +131,26 @@ def _table(
         shape = str(site.event_shape) if site.size > 1 else "·"
         table.add_row(*map(Text, (name, listing(reads), *distribution, shape, graph.where(site) or "·")))
     return table
+
+
+@app.command()
+def tasks() -> None:
+    """List the benchmark tasks: models whose posteriors are known.
+
+    Each is a NumPyro program with five observations and draws from its posterior: in Python `cpe.tasks.get(NAME)` and
+    `cpe.reference(NAME, seed)`.
+    """
+    from cpejax import tasks as package  # other commands need none of them
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("task", "parameters", "data", "plates"):
+        table.add_column(column, no_wrap=True, justify="right" if column in ("parameters", "data") else "left")
+    table.add_column("source")
+    for task in map(package.get, package.names()):
+        plates = Graph.from_program(task.program, observed=task.observed).plates
+        where = listing(tuple(f"{name}[{size}]" for name, size in plates.items()))
+        table.add_row(*map(Text, (task.name, str(task.theta_dim), str(task.x_dim), where, task.source)))
+    Console().print(table)
 
 
 # ---- models
