@@ -46,7 +46,8 @@ class Coordinates(Fixed):
     Everything here acts on one example; callers `vmap`.
 
     Families without quantile function (Dirichlet, LKJCholesky) use the bijection of their support, shifted and scaled
-    by `shift`; N(0, 1) is then not their prior but only the base, and the density has the bijection's Jacobian.
+    by `shift`; N(0, 1) is then not their prior but only the base, and the density has the bijection's Jacobian. With
+    `free`, all families do.
     `program` takes no arguments: bind them first. `example` is the first simulation, by which a program can be told
     from another that has the same graph.
     """
@@ -57,21 +58,21 @@ class Coordinates(Fixed):
     example: Values
     limits: tuple[tuple[str, float], ...] = eqx.field(static=True)
 
-    def __init__(self, program: Program, graph: Graph, values: Values):
+    def __init__(self, program: Program, graph: Graph, values: Values, *, free: bool = False):
         """`values`: simulations, arrays with a leading axis, by which the bijections' coordinates are standardised."""
         self.program, self.graph = program, graph
         inexact: list[str] = []
         limits: dict[str, float] = {}
 
         def look(name: str, fn: dist.Distribution, value: Array) -> None:
-            if not is_exact(fn):
+            if free or not is_exact(fn):
                 _check_bijection(name, fn, value)
                 inexact.append(name)
             elif limit(fn) < math.inf:
                 limits[name] = limit(fn)
 
         def shapes(example: Values) -> None:
-            self._visit(example, look)
+            self.visit(example, look)
 
         jax.eval_shape(shapes, {name: value[0] for name, value in values.items()})
         self.example = {name: value[0] for name, value in values.items()}
@@ -86,17 +87,17 @@ class Coordinates(Fixed):
                     if name in inexact:
                         out[name] = to_free(fn, value)
 
-                self._visit(example, visit)
+                self.visit(example, visit)
                 return out
 
-            free = jax.jit(jax.vmap(unconstrained))({k: v[:10_000] for k, v in values.items()})
-            self.shift = {name: (u.mean(0), u.std(0) + 1e-6) for name, u in free.items()}
+            found = jax.jit(jax.vmap(unconstrained))({k: v[:10_000] for k, v in values.items()})
+            self.shift = {name: (u.mean(0), u.std(0) + 1e-6) for name, u in found.items()}
 
     def limit(self, name: str) -> float:
         """Coordinates of a site beyond ±`limit` are clipped, because its quantile function cannot take them."""
         return dict(self.limits).get(name, math.inf)
 
-    def _visit(self, values: Values, visit: Callable[[str, dist.Distribution, Array], None]) -> None:
+    def visit(self, values: Values, visit: Callable[[str, dist.Distribution, Array], None]) -> None:
         """Call `visit(name, distribution, value)` at each parameter, with every site's value given."""
         parameters = set(self.graph.parameters)
 
@@ -125,7 +126,7 @@ class Coordinates(Fixed):
         def visit(name: str, fn: dist.Distribution, value: Array) -> None:
             out[name] = self.canonical(name, self._free(name, fn, value))
 
-        self._visit(values, visit)
+        self.visit(values, visit)
         return out
 
     def log_volume(self, values: Values) -> Float[Array, ""]:
@@ -143,7 +144,7 @@ class Coordinates(Fixed):
                 noise = dist.Normal(0.0, 1.0).log_prob(self._free(name, fn, value))
                 total += unwrap(fn).log_prob(value).sum() - noise.sum()
 
-        self._visit(values, visit)
+        self.visit(values, visit)
         return total
 
     def in_support(self, values: Values) -> Array:
@@ -154,7 +155,7 @@ class Coordinates(Fixed):
             nonlocal inside
             inside &= jnp.all(fn.support(value))
 
-        self._visit(values, visit)
+        self.visit(values, visit)
         return inside
 
     def outside(self, values: Values) -> list[str]:
@@ -164,7 +165,7 @@ class Coordinates(Fixed):
         def visit(name: str, fn: dist.Distribution, value: Array) -> None:
             out.extend([name] if not jnp.all(fn.support(value)) else [])
 
-        self._visit(values, visit)
+        self.visit(values, visit)
         return out
 
     def canonical(self, name: str, z: Array) -> Array:
@@ -186,7 +187,7 @@ class Coordinates(Fixed):
                 x = self._value(name, fn, self.program_shape(name, z[name], fn))
                 out[name] = jnp.broadcast_to(x, value.shape)
 
-            self._visit(values, visit)
+            self.visit(values, visit)
             return out
 
         closed = jax.make_jaxpr(outputs)(values, z)

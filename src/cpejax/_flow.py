@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._coordinates import Values
+from cpejax._coordinates import Coordinates, Values
 from cpejax._embed import Fixed
 from cpejax._graph import Graph
 from cpejax._program import Program
@@ -19,7 +19,18 @@ Solver = Literal["euler", "rk45"]
 
 
 class Flow(eqx.Module):
-    """A posterior estimator: an Equinox module with these four functions."""
+    """A posterior estimator: an Equinox module with these functions.
+
+    `coordinates`: the prior coordinates of the program. By them the engine knows the graph, the prior's support, and
+    the program that a saved flow belongs to.
+    """
+
+    coordinates: eqx.AbstractVar[Coordinates]
+
+    @property
+    def may_leave_support(self) -> bool:
+        """Whether `sample` may propose draws outside the prior's support, or not finite; the engine redraws these."""
+        return False
 
     def prepare(self, values: Values) -> Any:
         """What the loss reads of simulations, computed once: a pytree whose leaves lead with the simulations' axis."""
@@ -32,11 +43,15 @@ class Flow(eqx.Module):
     def sample(
         self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
     ) -> tuple[Values, dict[str, Array]]:
-        """`n` draws for one observation, and counts that say how they came about (`proposed`, `clipped`)."""
+        """`n` draws for one observation, and counts that say how they came about (`clipped`)."""
         raise NotImplementedError
 
     def log_prob(self, values: Values, data: Values, *, steps: int) -> Float[Array, " n"]:
-        """The log-density of `n` draws for one observation, in the user's parameters."""
+        """The log-density of `n` draws for one observation, in the user's parameters.
+
+        Of a flow that may leave the support this is the density of what it proposes: the engine's draws, which are
+        those inside, have a density that is higher by the factor 1 / acceptance rate.
+        """
         raise NotImplementedError
 
     def description(self) -> dict[str, Any]:
@@ -51,7 +66,6 @@ class Flow(eqx.Module):
         raise NotImplementedError
 
 
-@runtime_checkable
 @runtime_checkable
 class Method(Protocol):
     """A recipe for a flow: a frozen dataclass of options. `cpe.fit(program, simulations, method=...)` builds it."""

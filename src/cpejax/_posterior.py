@@ -6,7 +6,7 @@ import difflib
 import json
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cpejax._coordinates import Values
+from cpejax._coordinates import Coordinates, Values
 from cpejax._flow import Flow, Method, Solver, count_weights
 from cpejax._graph import Graph
 from cpejax._methods import CPE, METHODS
@@ -286,9 +286,13 @@ class Posterior:
         values = {name: np.asarray(x) for name, x in drawn.items()}
         counts = {name: int(np.sum(x)) for name, x in counted.items()}
         seconds = time.perf_counter() - began
-        proposed = counts.pop("proposed", count * int(n))
+        acceptance = 1.0
+        if self.flow.may_leave_support:
+            self._check_acceptance(counted)
+            acceptance = counts.pop("accepted") / counts.pop("proposed")
+            counts.pop("missing")
         attributes = {
-            "acceptance_rate": count * int(n) / proposed,
+            "acceptance_rate": acceptance,
             "sampling_time": seconds,
             "solver": solver,
             "steps": int(steps),
@@ -316,7 +320,8 @@ class Posterior:
         - `steps`: of Heun's method, on the same grid as `sample`'s.
 
         **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support the
-        log-density is −∞.
+        log-density is −∞. Of a method that rejects draws (`acceptance_rate` below 1) it is the density of what is
+        proposed; that of the draws is higher by the factor 1 / acceptance rate.
         """
         check_count(steps, "steps")
         data, many = self._check_given(given)
@@ -422,6 +427,21 @@ class Posterior:
             values[name] = jnp.asarray(x.reshape(-1, *site.shape))
         return values, shape or ()
 
+    def _check_acceptance(self, counted: Mapping[str, Array]) -> None:
+        """Draws that are missing: the flow proposes nearly nothing inside the prior's support."""
+        missing, accepted, proposed = (
+            np.asarray(counted[name]).reshape(len(counted[name]), -1).sum(1)
+            for name in ("missing", "accepted", "proposed")
+        )
+        if missing.any():
+            worst = int(np.argmax(missing))
+            which = f"observation {worst} " if len(missing) > 1 else "these data "
+            raise RuntimeError(
+                f"Of {proposed[worst]} proposals for {which}only {accepted[worst]} are inside the prior's support. The "
+                f"data may be unlike any simulation, or {type(self.method).__name__} is trained too little: use "
+                "coordinates='unconstrained', or cpe.CPE(), which cannot leave the support; or more simulations."
+            )
+
     def _to_tree(
         self, values: Mapping[str, np.ndarray], data: Mapping[str, Array], many: bool, attributes: dict[str, Any]
     ) -> xr.DataTree:
@@ -449,19 +469,72 @@ def _draw(
     pieces = -(-n // chunk)
     size = -(-n // pieces)
 
+    def draw(data: Values, n: int, key: Array) -> tuple[Values, dict[str, Array]]:
+        def propose(n: int, key: Array) -> tuple[Values, dict[str, Array]]:
+            return flow.sample(data, n, key, steps=steps, solver=solver)
+
+        return _reject(propose, flow.coordinates, data, n, key, chunk) if flow.may_leave_support else propose(n, key)
+
     def one(x: tuple[Values, Array]) -> tuple[Values, dict[str, Array]]:
         data, key = x
         if pieces == 1:
-            return flow.sample(data, n, key, steps=steps, solver=solver)
-        part = jax.lax.map(
-            lambda k: flow.sample(data, size, k, steps=steps, solver=solver), jax.random.split(key, pieces)
-        )
+            return draw(data, n, key)
+        part = jax.lax.map(lambda k: draw(data, size, k), jax.random.split(key, pieces))
         return jax.tree.map(lambda v: v.reshape(pieces * size, *v.shape[2:])[:n], part[0]), part[1]
 
     if len(keys) == 1:
         out = one(({name: x[0] for name, x in data.items()}, keys[0]))
         return jax.tree.map(lambda v: v[None], out)
     return jax.lax.map(one, (data, keys), batch_size=max(1, min(len(keys), chunk // (4 * n))))
+
+
+def _reject(
+    propose: Callable[[int, Array], tuple[Values, dict[str, Array]]],
+    coordinates: Coordinates,
+    data: Values,
+    n: int,
+    key: Array,
+    most: int,
+) -> tuple[Values, dict[str, Array]]:
+    """The first `n` proposals inside the prior's support.
+
+    There are `n` proposals first, then so many at a time as an eighth of `n` (128 if that is more, but never more than
+    `most`), until there are enough: two shapes, in one compiled call. `missing` counts the draws that are not there,
+    once less than 1 % of many proposals is accepted.
+    """
+    more = min(most, max(-(-n // 8), 128))
+
+    def inside(drawn: Values) -> Array:
+        finite = [jnp.isfinite(x).reshape(len(x), -1).all(1) for x in drawn.values()]
+        return jnp.all(jnp.stack([*finite, jax.vmap(lambda v: coordinates.in_support({**v, **data}))(drawn)]), axis=0)
+
+    def unfinished(state: tuple) -> Array:
+        _, _, _, counts = state
+        hopeless = (counts["proposed"] >= 10_000) & (counts["accepted"] < 0.01 * counts["proposed"])
+        return (counts["accepted"] < n) & ~hopeless
+
+    def add(drawn: Values, new: Values, counts: dict[str, Array]) -> tuple[Values, dict[str, Array]]:
+        good = inside(new)
+        # Behind those that are there already; what is not accepted, or too much, goes nowhere.
+        to = jnp.where(good, counts["accepted"] + jnp.cumsum(good) - 1, n)
+        drawn = {name: x.at[to].set(new[name], mode="drop") for name, x in drawn.items()}
+        counts = counts | {
+            "accepted": counts["accepted"] + good.sum(),
+            "proposed": counts["proposed"] + len(good),
+        }
+        return drawn, counts
+
+    def step(state: tuple) -> tuple:
+        i, key, drawn, counts = state
+        new, counted = propose(more, jax.random.fold_in(key, i))
+        drawn, counts = add(drawn, new, counts)
+        return i + 1, key, drawn, counts | {name: counts[name] + x for name, x in counted.items()}
+
+    new, counted = propose(n, jax.random.fold_in(key, 0))
+    zero = {"accepted": jnp.zeros((), jnp.int32), "proposed": jnp.zeros((), jnp.int32)}
+    drawn, counts = add(jax.tree.map(jnp.zeros_like, new), new, zero | counted)
+    _, _, drawn, counts = jax.lax.while_loop(unfinished, step, (1, key, drawn, counts))
+    return drawn, counts | {"missing": jnp.maximum(n - counts["accepted"], 0)}
 
 
 @eqx.filter_jit
