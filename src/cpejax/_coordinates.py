@@ -7,7 +7,7 @@ program run on re-drawn noise (paper, section 3.1, "the prior as base distributi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,12 +129,14 @@ class Coordinates(Fixed):
         self.visit(values, visit)
         return out
 
-    def log_volume(self, values: Values) -> Float[Array, ""]:
-        """`log |dz/dθ|`: what turns a density in `z` into one in the user's parameters."""
+    def log_volume(self, values: Values, sites: Collection[str] | None = None) -> Float[Array, ""]:
+        """`log |dz/dθ|`: what turns a density in `z` into one in the user's parameters; `sites`: of these only."""
         total = jnp.zeros(())
 
         def visit(name: str, fn: dist.Distribution, value: Array) -> None:
             nonlocal total
+            if sites is not None and name not in sites:
+                return
             if name in self.shift:
                 free = to_free(fn, value)
                 scale = jnp.broadcast_to(self.shift[name][1], free.shape)

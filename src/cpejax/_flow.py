@@ -32,6 +32,26 @@ class Flow(eqx.Module):
         """Whether `sample` may propose draws outside the prior's support, or not finite; the engine redraws these."""
         return False
 
+    @property
+    def any_subset(self) -> bool:
+        """Whether `sample` and `log_probs` take any subset of the sites as data, and give the rest."""
+        return False
+
+    @property
+    def solver(self) -> Solver:
+        """What draws are made by unless the user says otherwise."""
+        return "euler"
+
+    @property
+    def steps(self) -> int:
+        """How many steps of Euler's method a draw takes unless the user says otherwise."""
+        return 20
+
+    @property
+    def density_steps(self) -> int | None:
+        """How many steps a density takes unless the user says otherwise. `None`: as many as its error asks for."""
+        return 20
+
     def prepare(self, values: Values) -> Any:
         """What the loss reads of simulations, computed once: a pytree whose leaves lead with the simulations' axis."""
         raise NotImplementedError
@@ -54,6 +74,14 @@ class Flow(eqx.Module):
         """
         raise NotImplementedError
 
+    def log_probs(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, "n k"]:
+        """The same where it is random: `k` independent estimates. Exact densities have one column.
+
+        `steps` may be `None` where `density_steps` is.
+        """
+        assert steps is not None
+        return self.log_prob(values, data, steps=steps)[:, None]
+
     def description(self) -> dict[str, Any]:
         """What of the flow's structure comes from the simulations, as JSON,
 
@@ -68,7 +96,10 @@ class Flow(eqx.Module):
 
 @runtime_checkable
 class Method(Protocol):
-    """A recipe for a flow: a frozen dataclass of options. `cpe.fit(program, simulations, method=...)` builds it."""
+    """A recipe for a flow: a frozen dataclass of options. `cpe.fit(program, simulations, method=...)` builds it.
+
+    Where training has other defaults than `cpe.Training`, the class attribute `training` has them, by name.
+    """
 
     def build(
         self,

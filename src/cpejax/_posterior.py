@@ -44,15 +44,15 @@ def fit(
     key: PRNGKeyArray,
     method: Method | None = None,
     observed: Sequence[str] | None = None,
-    batch_size: int = Training.batch_size,
-    learning_rate: float = Training.learning_rate,
-    schedule: str = Training.schedule,
-    max_epochs: int = Training.max_epochs,
-    steps: int = Training.steps,
-    patience: int = Training.patience,
-    validation: float = Training.validation,
-    weight_decay: float = Training.weight_decay,
-    average: bool = Training.average,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    schedule: str | None = None,
+    max_epochs: int | None = None,
+    steps: int | None = None,
+    patience: int | None = None,
+    validation: float | None = None,
+    weight_decay: float | None = None,
+    average: bool | None = None,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
     **kwargs: Any,
@@ -67,7 +67,7 @@ def fit(
     - `method`: `cpe.CPE()` by default.
     - `observed`: the data sites, if `simulations` does not know them.
     - `batch_size`, `learning_rate`, `schedule`, `max_epochs`, `steps`, `patience`, `validation`, `weight_decay`,
-        `average`: see `cpe.Training`.
+        `average`: see `cpe.Training`, whose defaults they have unless the method has its own.
     - `checkpoint`: a folder; a run that was killed goes on from there, to the same result.
     - `progress`: a progress bar; by default where there is a terminal.
 
@@ -80,17 +80,27 @@ def fit(
         posterior.history.best
         ```
     """
-    settings = Training(
-        batch_size, learning_rate, schedule, max_epochs, steps, patience, validation, weight_decay, average
-    )
+    asked = {
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "schedule": schedule,
+        "max_epochs": max_epochs,
+        "steps": steps,
+        "patience": patience,
+        "validation": validation,
+        "weight_decay": weight_decay,
+        "average": average,
+    }
+    method = CPE() if method is None else method
+    if not isinstance(method, Method) or isinstance(method, type):
+        raise TypeError(f"method must be a method with its options, as cpe.CPE(); found {method!r}.")
+    own = getattr(method, "training", {})
+    settings = Training(**{**own, **{name: value for name, value in asked.items() if value is not None}})
     key = check_key(key)
     bound = bind(program, args, kwargs)
     observed = getattr(simulations, "observed", None) if observed is None else observed
     graph = Graph.from_program(bound, observed=observed)
     rows = _check_simulations(simulations, graph)
-    method = CPE() if method is None else method
-    if not isinstance(method, Method) or isinstance(method, type):
-        raise TypeError(f"method must be a method with its options, as cpe.CPE(); found {method!r}.")
     key_flow, key_train = jax.random.split(key)
     flow = method.build(bound, graph, rows, key=key_flow)
     prepared = _prepare(flow, rows)
@@ -249,18 +259,20 @@ class Posterior:
         given: Mapping[str, Any],
         *,
         key: PRNGKeyArray,
-        steps: int = 20,
-        solver: Solver = "euler",
+        steps: int | None = None,
+        solver: Solver | None = None,
     ) -> xr.DataTree:
         """Draw from the posterior.
 
         **Arguments:**
 
         - `n`: draws for each observation.
-        - `given`: the observed data, `{site: array}`; each with a leading axis for many observations at once.
+        - `given`: the observed data, `{site: array}`; each with a leading axis for many observations at once. With
+            `cpe.AIO` any sites, parameters among them: the others are drawn.
         - `key`: a JAX key.
-        - `steps`: of Euler's method.
-        - `solver`: `"euler"`, or `"rk45"` for Dormand-Prince 5(4) with SciPy's default tolerances.
+        - `steps`: of Euler's method; 20 unless the method has another default.
+        - `solver`: `"euler"`, or `"rk45"` for Dormand-Prince 5(4) with SciPy's default tolerances; `"euler"` for
+            `cpe.CPE`, `"rk45"` for the other methods unless said otherwise.
 
         **Returns:** an ArviZ DataTree: `posterior` with the program's names, shapes and plates (dims `chain, draw`,
         then `observation` where there are many), and `observed_data`. Attributes of `posterior` say how it was made.
@@ -273,13 +285,15 @@ class Posterior:
             ```
         """
         check_count(n, "n, the number of draws,")
+        steps = self.flow.steps if steps is None else steps
+        solver = self.flow.solver if solver is None else solver
         check_count(steps, "steps")
         if solver not in ("euler", "rk45"):
             raise ValueError(f"solver must be 'euler' or 'rk45', found {solver!r}.")
         key = check_key(key)
         data, many = self._check_given(given)
         began = time.perf_counter()
-        count = len(next(iter(data.values())))
+        count = len(next(iter(data.values()))) if data else 1
         chunk = max(1, MOST_NUMBERS // self.flow.numbers_per_draw())
         keys = jax.random.split(key, count)
         drawn, counted = _draw(self.flow, data, keys, int(n), int(steps), solver, chunk)
@@ -309,7 +323,7 @@ class Posterior:
         return self._to_tree(values, data, many, attributes)
 
     def log_prob(
-        self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any], *, steps: int = 20
+        self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any], *, steps: int | None = None
     ) -> Float[np.ndarray, "*draws"]:
         """The log-density of draws, in the program's own parameters.
 
@@ -317,20 +331,42 @@ class Posterior:
 
         - `draws`: a DataTree from `sample`, or `{site: (n, *shape)}`.
         - `given`: one observation, `{site: array}`.
-        - `steps`: of Heun's method, on the same grid as `sample`'s.
+        - `steps`: of Heun's method, on the same grid as `sample`'s. By default 20 for `cpe.CPE`; the densities of other
+            methods are then by `"rk45"`.
 
         **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support the
         log-density is −∞. Of a method that rejects draws (`acceptance_rate` below 1) it is the density of what is
         proposed; that of the draws is higher by the factor 1 / acceptance rate.
+
+        The baselines estimate it in more than 32 dimensions and say with which error; `log_prob_with_error` returns it.
         """
-        check_count(steps, "steps")
+        found, error = self.log_prob_with_error(draws, given, steps=steps)
+        inside = np.isfinite(found)
+        if error.any() and inside.any():
+            Console(stderr=True).print(
+                f"log_prob is estimated; its standard error is {np.median(error[inside]):.2g} for half of the draws, "
+                f"{error[inside].max():.2g} at most.",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        return found
+
+    def log_prob_with_error(
+        self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any], *, steps: int | None = None
+    ) -> tuple[Float[np.ndarray, "*draws"], Float[np.ndarray, "*draws"]]:
+        """`log_prob` and the standard error of each: 0, unless the baselines estimate it in many dimensions."""
+        steps = self.flow.density_steps if steps is None else steps
+        if steps is not None:
+            check_count(steps, "steps")
+            steps = int(steps)
         data, many = self._check_given(given)
         if many:
             raise ValueError("log_prob takes one observation: the data in given have a leading axis. Call it for each.")
-        values, shape = self._check_draws(draws)
+        values, shape = self._check_draws(draws, set(data))
         chunk = max(1, MOST_NUMBERS // (2 * self.flow.numbers_per_draw()))  # twice: with tangents
-        out = _evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, int(steps), chunk)
-        return np.asarray(out).reshape(shape)
+        found, error = _evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, steps, chunk)
+        return np.asarray(found).reshape(shape), np.asarray(error).reshape(shape)
 
     def save(self, folder: str | Path) -> None:
         """Write the posterior to a folder: `weights.safetensors` and `posterior.json`. `cpe.load` reads it."""
@@ -362,18 +398,26 @@ class Posterior:
         """The data as arrays with a leading axis for observations, and whether there was one."""
         if not isinstance(given, Mapping):
             raise TypeError(f"given must be a dict of the observed data, found {type(given).__name__}.")
+        known = tuple(self.graph.sites) if self.flow.any_subset else self.graph.data
         for name in given:
-            if name not in self.graph.data:
-                close = difflib.get_close_matches(str(name), self.graph.data, n=1)
+            if name not in known:
+                close = difflib.get_close_matches(str(name), known, n=1)
                 hint = f" Did you mean '{close[0]}'?" if close else ""
+                if name in self.graph.parameters:
+                    hint = " Only cpe.AIO can condition on parameters."
                 raise ValueError(
-                    f"given['{name}'] is not a data site; the data sites are {list(self.graph.data)}.{hint}"
+                    f"given['{name}'] is not a {'' if self.flow.any_subset else 'data '}site; the "
+                    f"{'' if self.flow.any_subset else 'data '}sites are {list(known)}.{hint}"
                 )
+        if len(given) == len(self.graph.sites):
+            raise ValueError("given has all sites of the program, so there is nothing left to draw.")
         out: dict[str, Array] = {}
         lengths: dict[str, int | None] = {}
-        for name in self.graph.data:
+        for name in known:
             site = self.graph.sites[name]
             if name not in given:
+                if self.flow.any_subset:
+                    continue
                 raise ValueError(f"given has no '{name}'; it needs the data sites {list(self.graph.data)}.")
             with np.errstate(over="ignore"):
                 x = _numbers(given[name], f"given['{name}']").astype(np.float32)
@@ -397,20 +441,23 @@ class Posterior:
             raise ValueError(
                 f"The data in given have different numbers of observations: {lengths} (None: a single one)."
             )
-        many = next(iter(lengths.values())) is not None
+        many = any(length is not None for length in lengths.values())
         return (out if many else {name: x[None] for name, x in out.items()}), many
 
-    def _check_draws(self, draws: Mapping[str, Any] | xr.DataTree) -> tuple[dict[str, Array], tuple[int, ...]]:
-        """The parameters as arrays with one leading axis for draws, and the shape of that axis in `draws`."""
+    def _check_draws(
+        self, draws: Mapping[str, Any] | xr.DataTree, given: set[str]
+    ) -> tuple[dict[str, Array], tuple[int, ...]]:
+        """The sites that are not given as arrays with one leading axis for draws, and the shape of it in `draws`."""
         source: Any = draws
         if isinstance(draws, xr.DataTree):
             source = draws["posterior"].dataset if "posterior" in draws.children else draws.dataset
         lead = ("chain", "draw") if isinstance(source, xr.Dataset) else ("draw",)
         values: dict[str, Array] = {}
         shape: tuple[int, ...] | None = None
-        for name in self.graph.parameters:
+        names = [name for name in self.graph.sites if name not in given]
+        for name in names:
             if name not in source:
-                raise ValueError(f"draws have no '{name}'; they need the parameters {list(self.graph.parameters)}.")
+                raise ValueError(f"draws have no '{name}'; they need the parameters {names}.")
             site = self.graph.sites[name]
             x = source[name]
             if isinstance(source, xr.Dataset) and set(lead) <= set(x.dims):
@@ -538,22 +585,27 @@ def _reject(
 
 
 @eqx.filter_jit
-def _evaluate(flow: Any, values: Values, data: Values, steps: int, chunk: int) -> Float[Array, " n"]:
-    """The log-density of draws, in chunks that bound memory."""
+def _evaluate(
+    flow: Flow, values: Values, data: Values, steps: int | None, chunk: int
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """The log-density of draws and its standard error, in chunks that bound memory."""
     n = len(next(iter(values.values())))
     pieces = -(-n // chunk)
     size = -(-n // pieces)
 
-    def part(values: Values) -> Array:
+    def part(values: Values) -> tuple[Array, Array]:
         inside = jax.vmap(lambda v: flow.coordinates.in_support({**v, **data}))(values)
-        return jnp.where(inside, flow.log_prob(values, data, steps=steps), -jnp.inf)
+        each = flow.log_probs(values, data, steps=steps)
+        k = each.shape[1]
+        error = jnp.zeros(len(each)) if k == 1 else each.std(1, ddof=1) / k**0.5
+        return jnp.where(inside, each.mean(1), -jnp.inf), jnp.where(inside, error, 0.0)
 
     if pieces == 1:
         return part(values)
     padded = {
         k: jnp.concatenate([v, v[: pieces * size - n]]).reshape(pieces, size, *v.shape[1:]) for k, v in values.items()
     }
-    return jax.lax.map(part, padded).reshape(-1)[:n]
+    return jax.tree.map(lambda x: x.reshape(-1)[:n], jax.lax.map(part, padded))
 
 
 @eqx.filter_jit
@@ -656,6 +708,6 @@ def _read_method(about: dict[str, Any], method: Method | None, folder: Path) -> 
     if options.pop("embed", None):
         raise ValueError(
             f"The posterior in {folder} has embeddings for {about['options']['embed']}, which a file cannot hold: "
-            "give method=cpe.CPE(embed={...}) with the same modules."
+            f"give method=cpe.{about['method']}(embed={{...}}) with the same modules."
         )
     return METHODS[about["method"]](**options)

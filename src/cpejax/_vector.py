@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import equinox as eqx
@@ -88,11 +88,11 @@ class Vector(Fixed):
             shapes = jax.eval_shape(self.free.to_z, example)
 
         self.shapes = tuple(tuple(shapes[name].shape) for name in graph.parameters)
-        every = tuple(label for name in graph.parameters for label in _labels(graph.sites[name], graph, shapes[name]))
+        every = tuple(label for name in graph.parameters for label in labels_of(graph.sites[name], graph, shapes[name]))
         place = {label: i for i, label in enumerate(every)}
         sites = [graph.sites[name] for name in graph.parameters] if sites is None else sites
         self.labels = tuple(
-            label for site in sites for label in _labels(graph.sites[site.origin], graph, shapes[site.origin], site)
+            label for site in sites for label in labels_of(graph.sites[site.origin], graph, shapes[site.origin], site)
         )
         if sorted(self.labels) != sorted(every):
             raise ValueError(f"sites must be the parameters {list(graph.parameters)}, each once.")
@@ -155,9 +155,12 @@ class Vector(Fixed):
         each = zip(self.graph.parameters, self.shapes, parts, strict=True)
         return {name: part.reshape(shape) for name, shape, part in each}
 
-    def log_volume(self, values: Values) -> Float[Array, ""]:
-        """`log |d vector / dθ|`: what turns a density of the vector into one of the user's parameters."""
-        return jnp.zeros(()) if self.kind == "plain" else self._map().log_volume(values)
+    def log_volume(self, values: Values, sites: Collection[str] | None = None) -> Float[Array, ""]:
+        """`log |d vector / dθ|`: what turns a density of the vector into one of the user's parameters.
+
+        `sites`: of these parameters only, the others being known.
+        """
+        return jnp.zeros(()) if self.kind == "plain" else self._map().log_volume(values, sites)
 
     def in_support(self, values: Values) -> Array:
         """Whether every parameter is in the support of its prior."""
@@ -180,7 +183,7 @@ def prior_draw(coordinates: Coordinates, data: Values, *, key: PRNGKeyArray) -> 
     return out
 
 
-def _labels(site: Site, graph: Graph, shape: jax.ShapeDtypeStruct, only: Site | None = None) -> list[Label]:
+def labels_of(site: Site, graph: Graph, shape: jax.ShapeDtypeStruct, only: Site | None = None) -> list[Label]:
     """The scalars of a site, or of one member of it, in the order of its numbers `(*plates, size)`."""
     at = dict(only.index) if only is not None else {}
     plates = [p for p in graph.plates if p in site.dims]
