@@ -14,10 +14,12 @@ from cpejax._train import History, Training
 
 if TYPE_CHECKING:
     from cpejax import metrics, plot, tasks
+    from cpejax._check import Check, check
     from cpejax._reference import reference
 
 __all__ = [
     "CPE",
+    "Check",
     "ConvEmbedding",
     "Graph",
     "History",
@@ -30,6 +32,7 @@ __all__ = [
     "Simulator",
     "Site",
     "Training",
+    "check",
     "fit",
     "invert",
     "load",
@@ -40,14 +43,25 @@ __all__ = [
     "tasks",
 ]
 
-_LATER = {"metrics": "cpejax.metrics", "plot": "cpejax.plot", "tasks": "cpejax.tasks", "reference": "cpejax._reference"}
+_LATER = {
+    "Check": "cpejax._check",
+    "check": "cpejax._check",
+    "metrics": "cpejax",
+    "plot": "cpejax",
+    "reference": "cpejax._reference",
+    "tasks": "cpejax",
+}
 
 
 def __getattr__(name: str) -> Any:
     """What inference does not need is imported when it is first used: it would double the time of the import."""
     if name not in _LATER:
         raise AttributeError(f"module 'cpejax' has no attribute {name!r}")
-    module = importlib.import_module(_LATER[name])
-    value = module.reference if name == "reference" else module
+    where = _LATER[name]
+    value = (
+        importlib.import_module(f"cpejax.{name}")
+        if where == "cpejax"
+        else getattr(importlib.import_module(where), name)
+    )
     globals()[name] = value
     return value

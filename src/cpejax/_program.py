@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,8 @@ class Simulator(dist.Distribution):
     pytree_aux_fields = ("fn", "vectorized", "host", "event_dims", "site")
     site: str | None = None  # where it stands in a program, for messages
     failure: tuple[Exception, str] | None = None  # what a call on the host raised, which JAX buries in a message
+    # On the class: since when a call on the host runs, and how to say which.
+    under_way: tuple[float, Callable[[], str]] | None = None
 
     def __init__(
         self,
@@ -148,14 +151,18 @@ class Simulator(dist.Distribution):
         return jax.pure_callback(call, result, *arguments, vmap_method="broadcast_all")
 
     def _called(self, seed: np.ndarray, row: Sequence[Any], rows: int | None = None) -> np.ndarray:
+        def words() -> str:
+            at = ", ".join(np.array2string(np.asarray(a), threshold=8) for a in row)
+            return f"{self._name}{'' if rows else f', called with ({at})'}"
+
+        Simulator.under_way = (time.monotonic(), words)
         try:
             return self._checked(self.fn(np.random.default_rng(seed), *row), rows)
         except Exception as error:
-            at = (
-                "" if rows else f", called with ({', '.join(np.array2string(np.asarray(a), threshold=8) for a in row)})"
-            )
-            self.failure = (error, f"{self._name}{at} raised {type(error).__name__}: {error}")
+            self.failure = (error, f"{words()} raised {type(error).__name__}: {error}")
             raise
+        finally:
+            Simulator.under_way = None
 
     def _checked(self, out: Any, rows: int | None = None) -> Any:
         """What `fn` returned, as floats, if it has the shape of one row of data or of that many `rows`."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cpejax._graph import Graph
 from cpejax._program import Program, Simulator, run, unwrap
+from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
 MOST_NUMBERS = 50_000_000
 """How many simulated numbers there are at once; more go in chunks, which changes nothing but the memory."""
@@ -68,6 +71,8 @@ def simulate(
     *args: Any,
     key: PRNGKeyArray,
     observed: Sequence[str] | None = None,
+    values: Mapping[str, Any] | None = None,
+    checkpoint: str | Path | None = None,
     progress: bool | None = None,
     **kwargs: Any,
 ) -> Simulations:
@@ -79,6 +84,10 @@ def simulate(
     - `n`: how many simulations.
     - `key`: a JAX key.
     - `observed`: the names of the data sites; see `cpe.Graph.from_program`.
+    - `values`: sites that are not drawn but given, `{site: (n, *shape)}`. Posterior draws of all parameters make the
+        result a sample from the posterior predictive distribution.
+    - `checkpoint`: a folder; simulations that go in several parts, as those on the host do, are written there as they
+        come, and a run that was killed goes on from there, to the same result.
     - `progress`: a progress bar for host simulators; by default where there is a terminal.
 
     **Returns:** `Simulations`, a dict of arrays `(n, *shape)`. Simulations with a value that is not finite are left
@@ -95,48 +104,96 @@ def simulate(
     key = check_key(key)
     bound = bind(program, args, kwargs)
     graph = Graph.from_program(bound, observed=observed)
+    given = _check_values(values or {}, graph, n)
     simulators: list[Simulator] = []
 
     @jax.jit
-    def draw(keys: Array) -> dict[str, Array]:
-        def one(key: Array) -> dict[str, Array]:
+    def draw(keys: Array, given: dict[str, Array]) -> dict[str, Array]:
+        def one(key: Array, given: dict[str, Array]) -> dict[str, Array]:
             out: dict[str, Array] = {}
 
             def visit(name: str, msg: dict[str, Any]) -> None:
                 out[name] = jnp.asarray(msg["value"])
                 simulators.extend([base] if isinstance(base := unwrap(msg["fn"]), Simulator) else [])
 
-            run(bound, {}, visit, key)
+            run(bound, given, visit, key)
             return out
 
-        return jax.vmap(one)(keys)
+        return jax.vmap(one)(keys, given)
 
     keys = jax.random.split(key, n)
-    jax.eval_shape(draw, keys)
+    jax.eval_shape(draw, keys, given)
     host = any(simulator.host for simulator in simulators)
     numbers = sum(math.prod(s.shape) for s in graph.sites.values())
     most = max(1, MOST_NUMBERS // max(numbers, 1))
     most = min(most, -(-n // 50)) if host else most  # 50 steps of the progress bar
     chunk = -(-n // -(-n // most))
     parts: list[dict[str, np.ndarray]] = []
+    store = None if checkpoint is None or chunk == n else _Parts(Path(checkpoint), graph, n, chunk, key, given)
     console = Console(stderr=True)
     shown = host and (console.is_terminal if progress is None else progress)
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not shown) as bar:
         task = bar.add_task("", total=n)
         for start in range(0, n, chunk):
-            part = keys[start : start + chunk]
-            if len(part) < chunk:  # one shape, one compilation
-                part = jnp.concatenate([part, keys[: chunk - len(part)]])
             keep = min(chunk, n - start)
-            try:
-                parts.append({name: np.asarray(x)[:keep] for name, x in draw(part).items()})
-            except Exception:
-                _explain(simulators)
-                raise
+            found = store.read(start) if store else None
+            if found is None:
+                which = np.arange(start, start + chunk) % n  # one shape, one compilation
+                try:
+                    drawn = draw(keys[which], {name: x[which] for name, x in given.items()})
+                    found = {name: np.asarray(x)[:keep] for name, x in drawn.items()}
+                except Exception:
+                    _explain(simulators)
+                    raise
+                if store:
+                    store.write(start, found)
+            parts.append(found)
             bar.update(task, advance=keep)
     whole = {name: np.concatenate([p[name] for p in parts]) for name in graph.sites}
     return finite(whole, graph, console)
+
+
+def _check_values(values: Mapping[str, Any], graph: Graph, n: int) -> dict[str, Array]:
+    out = {}
+    for name, x in values.items():
+        if name not in graph.sites:
+            raise ValueError(f"values name '{name}', but the program has only the sites {list(graph.sites)}.")
+        expected = (n, *graph.sites[name].shape)
+        if np.shape(x) != expected:
+            raise ValueError(f"values['{name}'] has shape {np.shape(x)}, but {n} values of it have shape {expected}.")
+        out[name] = jnp.asarray(x)
+    return out
+
+
+class _Parts:
+    """Simulations on disk, as far as they have come."""
+
+    def __init__(self, folder: Path, graph: Graph, n: int, chunk: int, key: PRNGKeyArray, given: Mapping[str, Array]):
+        words = [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()]
+        fixed = digest(*(part for name, x in given.items() for part in (name.encode(), np.asarray(x).tobytes())))
+        self.run = json.dumps({"program": graph.fingerprint, "n": n, "chunk": chunk, "key": words, "values": fixed})
+        self.folder = folder
+
+    def _path(self, start: int) -> Path:
+        return self.folder / f"simulations-{start:09d}.safetensors"
+
+    def read(self, start: int) -> dict[str, np.ndarray] | None:
+        path = self._path(start)
+        remove_parts(path)
+        if not path.exists():
+            return None
+        arrays, about = load_arrays(path)
+        if about.get("run") != self.run:
+            raise ValueError(
+                f"The simulations in {self.folder} are of another run (program, number or key): "
+                "give another folder, or delete it to start again."
+            )
+        return arrays
+
+    def write(self, start: int, part: Mapping[str, np.ndarray]) -> None:
+        arrays = {name: np.ascontiguousarray(x) for name, x in part.items()}
+        write_atomically(self._path(start), pack_arrays(arrays, {"run": self.run}))
 
 
 def _explain(simulators: Sequence[Simulator]) -> None:

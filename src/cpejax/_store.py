@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +15,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a restart after a crash, sees the old content or the new, never a part."""
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """A path to write to instead of `path`, which a reader, or a restart after a crash, sees whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with part.open("xb") as file:
-            file.write(content)
-            file.flush()
+        yield part
+        with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a restart after a crash, sees the old content or the new, never a part."""
+    with atomically(path) as part:
+        part.write_bytes(content)
 
 
 def remove_parts(path: Path) -> None:

@@ -1,0 +1,625 @@
+"""Whether a posterior can be trusted: its calibration over simulated observations, and the data at hand."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+import pandas as pd
+import xarray as xr
+from jaxtyping import Float, Int, PRNGKeyArray
+from scipy import stats
+from scipy.special import gammaln
+
+from cpejax._embed import Standardise
+from cpejax._graph import Graph
+from cpejax._program import Program
+from cpejax._simulate import check_count, check_key, simulate
+
+MOST_NUMBERS = 50_000_000
+"""How many drawn numbers there are at once; more observations go in chunks."""
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+NEIGHBOURS = 5
+SMALLEST = 1e-12  # of tail probabilities
+
+Ranks = Int[np.ndarray, " n"]
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """What a check needs of a posterior; a `cpe.Posterior` is one."""
+
+    graph: Graph
+    program: Program
+
+    def sample(self, n: int, given: Mapping[str, Any], *, key: PRNGKeyArray) -> xr.DataTree:
+        """`n` draws for each of many observations, as `Posterior.sample` returns them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check: whether it was passed, and a sentence that says so."""
+
+    check: str
+    ok: bool
+    sentence: str
+
+
+@dataclass(frozen=True, eq=False)
+class Typicality:
+    """How far observations are from simulated data: distances, those of simulated data, and p-values."""
+
+    distance: Float[np.ndarray, " observations"]
+    simulated: Float[np.ndarray, " m"]
+    p: Float[np.ndarray, " observations"]
+    finding: Finding
+
+
+@dataclass(frozen=True, eq=False)
+class Predictive:
+    """Data replicated from the posterior beside the observed ones.
+
+    `replicates` and `observed`: `{site: (n, *shape)}` and `{site: shape}`; `statistics`: a table of summary statistics,
+    and `values` those of the replicates, one array for each of its rows.
+    """
+
+    replicates: dict[str, np.ndarray]
+    observed: dict[str, np.ndarray]
+    statistics: pd.DataFrame
+    values: list[Float[np.ndarray, " n"]]
+    finding: Finding
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """What `cpe.check` found. `print(check)` shows it; `check.ok` says whether every check was passed.
+
+    - `ranks`: of the true value among the draws, `{parameter: (n,)}`, 0 to `draws`; uniform if the posterior is right.
+    - `joint`, `tarp`: the same for the joint posterior: ranks of the distance from the draws' mean, and from a random
+        point.
+    - `calibration`: a table with a row for each parameter: p-value, verdict, and the coverage of central intervals.
+    - `typicality`, `predictive`: of the observation, if one was given.
+    """
+
+    graph: Graph
+    ranks: dict[str, Ranks]
+    joint: Ranks
+    tarp: Ranks
+    draws: int
+    level: float
+    calibration: pd.DataFrame
+    findings: tuple[Finding, ...]
+    typicality: Typicality | None
+    predictive: Predictive | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check was passed."""
+        return all(finding.ok for finding in self.findings)
+
+    @property
+    def n(self) -> int:
+        """How many simulated observations were used."""
+        return len(self.joint)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{'ok ' if f.ok else 'BAD'}  {f.check}: {f.sentence}" for f in self.findings)
+
+
+def check(
+    posterior: Sampler,
+    given: Mapping[str, Any] | None = None,
+    simulations: Mapping[str, Any] | None = None,
+    *,
+    key: PRNGKeyArray,
+    n: int = 1000,
+    draws: int = 1000,
+    level: float = 0.01,
+    progress: bool | None = None,
+) -> Check:
+    """Check a posterior: its calibration, and whether it can be used for an observation.
+
+    *Calibration* needs no observation. For `n` simulated observations, whose parameters are known, the posterior is
+    sampled in one compiled call. If it is right, then the rank of the true value among the draws is uniform, for each
+    parameter (simulation-based calibration, Talts et al. 2018) and for any quantity of parameters and data (Modrák et
+    al. 2023). Tested are the ranks of each parameter; of the Mahalanobis distance from the draws' own mean, which is
+    the coverage of credible ellipsoids; and of the distance from a random point (TARP, Lemos et al. 2023). Each test
+    compares the ranks' distribution function with the uniform one, everywhere at once and exactly (Säilynoja et al.
+    2022). Coverage of central intervals is told for each parameter.
+
+    *Typicality* asks whether an observation is like simulated data. Its distance from simulated data (the mean over the
+    nearest neighbours, in standardised principal components) is ranked among the distances of other simulated data.
+    *Predictive checks* do the same with summary statistics of data replicated from its posterior.
+
+    All tests together have level `level`: a right posterior with a typical observation fails in at most 1 % of all runs
+    (half of it goes to calibration, by Holm's procedure over all parameters; a quarter each to the other two).
+
+    **Arguments:**
+
+    - `posterior`: from `cpe.fit` or `cpe.load`.
+    - `given`: an observation, `{site: array}`, or many with a leading axis. Of many, the least typical one is
+        replicated.
+    - `simulations`: from `cpe.simulate`, and not those the posterior was trained on; `n` new ones if left out.
+    - `key`: a JAX key.
+    - `n`, `draws`: simulated observations, and draws for each.
+    - `progress`: a progress bar for simulators on the host; by default where there is a terminal.
+
+    **Returns:** a `Check`, with tables, ranks and plain sentences. `cpe.plot.ranks`, `cpe.plot.coverage` and
+    `cpe.plot.predictive` draw it.
+
+    ??? example
+
+        ```python
+        check = cpe.check(posterior, given={"y": y}, key=jax.random.key(3))
+        print(check)
+        check.calibration
+        ```
+    """
+    began = time.perf_counter()
+    check_count(n, "n, the number of simulated observations,")
+    check_count(draws, "draws")
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1; found {level!r}.")
+    graph = posterior.graph
+    keys = jax.random.split(check_key(key), 4)
+    if simulations is None:
+        simulations = simulate(posterior.program, n, observed=graph.data, key=keys[0], progress=progress)
+    rows = {name: np.asarray(simulations[name], np.float32)[:n] for name in graph.sites}
+    n = len(rows[graph.parameters[0]])
+    if n < 20:
+        raise ValueError(f"There are {n} simulated observations to check with; at least 20 are needed, 1,000 are good.")
+    names = parameter_names(graph)
+    ranks, joint, tarp = _ranks(posterior, rows, draws, keys[1], np.random.default_rng(_seed(keys[1])))
+    by_name = dict(zip(names, ranks.T, strict=True))
+    calibration, findings = _calibration(by_name, joint, tarp, draws, level)
+    typicality = predictive = None
+    if given is not None:
+        observed = {name: np.asarray(given[name], np.float32) for name in graph.data}
+        many = all(x.ndim > len(graph.sites[name].shape) for name, x in observed.items())
+        observed = observed if many else {name: x[None] for name, x in observed.items()}
+        typicality = _typicality(graph, rows, observed, level / 4)
+        worst = int(np.argmin(typicality.p - 1e-6 * typicality.distance))
+        one = {name: x[worst] for name, x in observed.items()}
+        which = f"Observation {worst}, the least typical: " if many else ""
+        predictive = _predictive(posterior, one, draws, level / 4, keys[2:], which, progress)
+        findings += [typicality.finding, predictive.finding]
+    return Check(
+        graph,
+        by_name,
+        joint,
+        tarp,
+        draws,
+        level,
+        calibration,
+        tuple(findings),
+        typicality,
+        predictive,
+        time.perf_counter() - began,
+    )
+
+
+def _seed(key: PRNGKeyArray) -> list[int]:
+    return [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()]
+
+
+def parameter_names(graph: Graph) -> list[str]:
+    """Every scalar parameter by name and index, `beta[3]`, in the program's order."""
+    return [name for site in graph.parameters for name in member_names(site, graph.sites[site].shape)]
+
+
+def member_names(name: str, shape: Sequence[int]) -> list[str]:
+    """The numbers of a site by name, as NumPy indexes them."""
+    return [f"{name}[{', '.join(map(str, i))}]" if shape else name for i in np.ndindex(*shape)]
+
+
+def flat_draws(posterior: xr.Dataset, graph: Graph) -> Float[np.ndarray, "*lead d"]:
+    """Draws `(draw, ..., d)` with all parameters in one axis, in the order of `parameter_names`."""
+    out = []
+    for name in graph.parameters:
+        x = posterior[name].values
+        x = x.reshape(-1, *x.shape[2:])  # chains are no different
+        shape = graph.sites[name].shape
+        out.append(x.reshape(*x.shape[: x.ndim - len(shape)], math.prod(shape)))
+    return np.concatenate(out, axis=-1)
+
+
+# ---- calibration
+
+
+def _ranks(
+    posterior: Sampler, rows: Mapping[str, np.ndarray], draws: int, key: PRNGKeyArray, rng: np.random.Generator
+) -> tuple[Int[np.ndarray, "n d"], Ranks, Ranks]:
+    """Ranks of each parameter, of the distance from the mean, and of the distance from a random point."""
+    graph = posterior.graph
+    n = len(rows[graph.parameters[0]])
+    truth = np.concatenate([rows[name].reshape(n, -1) for name in graph.parameters], axis=1)
+    d = truth.shape[1]
+    quartiles = np.quantile(truth, [0.25, 0.75], axis=0)
+    spread = np.where(quartiles[1] > quartiles[0], quartiles[1] - quartiles[0], 1.0)
+    # The parameters of another simulation are a point that knows nothing of this one.
+    points = np.roll(truth, 1, axis=0)
+    ranks, joint, tarp = np.zeros((n, d), int), np.zeros(n, int), np.zeros(n, int)
+    chunk = max(1, min(n, MOST_NUMBERS // (draws * d)))
+    for start in range(0, n, chunk):
+        which = np.arange(start, start + chunk) % n  # one shape, one compilation
+        tree = posterior.sample(
+            draws, {name: rows[name][which] for name in graph.data}, key=jax.random.fold_in(key, start)
+        )
+        drawn = flat_draws(tree["posterior"].dataset, graph)  # (draws, chunk, d)
+        for first in range(start, min(start + chunk, n), 50):  # a few at a time are faster than one, and than all
+            i = np.arange(first, min(first + 50, start + chunk, n))
+            every = np.concatenate([truth[i][None], drawn[:, i - start]]).astype(np.float64).transpose(1, 0, 2)
+            ranks[i] = _rank(every, rng)
+            joint[i] = _rank(_from_mean(every), rng)
+            tarp[i] = _rank(np.square((every - points[i][:, None]) / spread).sum(2), rng)
+    return ranks, joint, tarp
+
+
+def _rank(x: Float[np.ndarray, "m draws_1 *d"], rng: np.random.Generator) -> Int[np.ndarray, "m *d"]:
+    """How many draws are smaller than the first of them; among equal ones the place is drawn."""
+    truth, draws = x[:, :1], x[:, 1:]
+    return (draws < truth).sum(1) + rng.integers(0, (draws == truth).sum(1) + 1)
+
+
+def _from_mean(x: Float[np.ndarray, "m draws_1 d"]) -> Float[np.ndarray, "m draws_1"]:
+    """Squared Mahalanobis distances from the mean of all draws, by their own covariance.
+
+    The true value is one of them, so that it is exchangeable with the draws and its rank exactly uniform. With many
+    parameters the covariance would be mostly noise, and variances alone are used.
+    """
+    centred = x - x.mean(1, keepdims=True)
+    sd = centred.std(1, keepdims=True)
+    centred = centred / np.where(sd > 0, sd, 1.0)
+    if 10 * x.shape[2] > x.shape[1]:
+        return np.square(centred).sum(2)
+    covariance = centred.transpose(0, 2, 1) @ centred / x.shape[1] + 1e-6 * np.eye(x.shape[2])
+    return (centred @ np.linalg.inv(covariance) * centred).sum(2)
+
+
+def _calibration(
+    ranks: Mapping[str, Ranks], joint: Ranks, tarp: Ranks, draws: int, level: float
+) -> tuple[pd.DataFrame, list[Finding]]:
+    n = len(joint)
+    p = np.array([p_value(r, draws) for r in (*ranks.values(), joint, tarp)])
+    flagged = _holm(p, level / 2)
+    # Holm may stop at any of them; the rest is described by its own numbers.
+    single, (bad_joint, bad_tarp) = flagged[:-2], flagged[-2:]
+    cover = {name: central(r, draws, LEVELS) for name, r in ranks.items()}
+    verdicts = [_verdict(r, draws) if bad else "calibrated" for r, bad in zip(ranks.values(), single, strict=True)]
+    table = pd.DataFrame({"p": p[:-2], "verdict": verdicts}, index=pd.Index(list(ranks), name="parameter"))
+    for i, c in enumerate(LEVELS):
+        table[f"{c:.0%}"] = [cover[name][i] for name in ranks]
+    if single.any():
+        sentence = "; ".join(_complaints(ranks, single, draws)) + "."
+    else:
+        least = min(ranks, key=lambda name: table["p"][name])
+        many = f"all {len(ranks)} parameters" if len(ranks) > 1 else "the parameter"
+        smallest = f"smallest p {_p_words(table['p'][least])}, {least}"
+        sentence = f"calibrated: the ranks of {many} are uniform over {n:,} simulated observations ({smallest})."
+    findings = [Finding("Ranks (SBC)", not single.any(), sentence)]
+    narrow, wide = table["90%"].idxmin(), table["90%"].idxmax()
+    held = f"{table['90%'][narrow]:.1%} ({narrow})"
+    if len(ranks) > 1:
+        held += f" to {table['90%'][wide]:.1%} ({wide})"
+    verdict = f"{_verdict(joint, draws, joint=True)}: " if bad_joint else ""
+    sentence = (
+        f"{verdict}90 % intervals of single parameters hold {held} of the true values, and 90 % ellipsoids of the "
+        f"joint posterior {inner(joint, draws, (0.9,))[0]:.1%} (p {_p_words(p[-2])})."
+    )
+    findings.append(Finding("Coverage", not bad_joint, sentence))
+    outcome = "not calibrated" if bad_tarp else "calibrated"
+    sentence = f"{outcome}: ranks of the distance from random points have p {_p_words(p[-1])}."
+    findings.append(Finding("Joint coverage (TARP)", not bad_tarp, sentence))
+    return table, findings
+
+
+def _complaints(ranks: Mapping[str, Ranks], flagged: np.ndarray, draws: int, most: int = 6) -> Iterator[str]:
+    bad = [name for name, is_bad in zip(ranks, flagged, strict=True) if is_bad]
+    bad.sort(key=lambda name: -abs(central(ranks[name], draws, (0.9,))[0] - 0.9))
+    for name in bad[:most]:
+        yield f"{_verdict(ranks[name], draws)} for {name}: {_evidence(ranks[name], draws)}"
+    if len(bad) > most:
+        yield f"and {len(bad) - most} more parameters"
+
+
+def _verdict(ranks: Ranks, draws: int, joint: bool = False) -> str:
+    """What is wrong with a posterior whose ranks are not uniform."""
+    n, u = len(ranks), (ranks + 0.5) / (draws + 1)
+    shift = (u.mean() - 0.5) * math.sqrt(12 * n)
+    if joint:  # ranks of a distance from the middle
+        return "too narrow" if shift > 0 else "too wide"
+    spread = (np.square(u - 0.5).mean() - 1 / 12) * math.sqrt(180 * n)
+    if max(abs(shift), abs(spread)) < 2.5:
+        return "wrong in shape"
+    if abs(shift) > abs(spread):
+        return "too low" if shift > 0 else "too high"
+    return "too narrow" if spread > 0 else "too wide"
+
+
+def _evidence(ranks: Ranks, draws: int) -> str:
+    if _verdict(ranks, draws) in ("too low", "too high"):
+        return f"{(ranks > draws / 2).mean():.0%} of the true values are above the median"
+    return f"its 90 % intervals hold {central(ranks, draws, (0.9,))[0]:.1%} of the true values"
+
+
+def central(ranks: Ranks, draws: int, levels: Sequence[float] | np.ndarray) -> Float[np.ndarray, " levels"]:
+    """The share of true values inside the central credible intervals of given levels."""
+    off = np.abs((ranks + 0.5) / (draws + 1) - 0.5)
+    return (off[:, None] <= np.asarray(levels) / 2).mean(0)
+
+
+def inner(ranks: Ranks, draws: int, levels: Sequence[float] | np.ndarray) -> Float[np.ndarray, " levels"]:
+    """The share of true values inside the regions of given levels, by ranks of a distance."""
+    return ((ranks + 0.5)[:, None] / (draws + 1) <= np.asarray(levels)).mean(0)
+
+
+def _holm(p: Float[np.ndarray, " m"], level: float) -> np.ndarray:
+    """Which of several hypotheses are rejected, with a family-wise error of at most `level` (Holm 1979)."""
+    order = np.argsort(p)
+    passed = p[order] > level / np.arange(len(p), 0, -1)
+    first = int(np.argmax(passed)) if passed.any() else len(p)
+    out = np.zeros(len(p), bool)
+    out[order[:first]] = True
+    return out
+
+
+def _p_words(p: float) -> str:
+    return f"= {p:.2g}" if p >= 1e-4 else "< 0.0001"
+
+
+# ---- the distribution function of ranks, tested everywhere at once
+
+
+@dataclass(frozen=True, eq=False)
+class _Null:
+    """Counts of ranks at most `at`, of `n` ranks that are uniform on 0..draws."""
+
+    at: np.ndarray
+    z: np.ndarray
+    tails: Float[np.ndarray, "points counts"]
+    """Two-sided tail probability of each count 0..n, at each point."""
+
+    def bounds(self, tail: float) -> tuple[np.ndarray, np.ndarray]:
+        """The smallest and the largest count whose tail probability is above `tail`."""
+        inside = self.tails > tail
+        return inside.argmax(1), inside.shape[1] - 1 - inside[:, ::-1].argmax(1)
+
+    def outside(self, tail: float) -> float:
+        """The probability that the counts leave these bounds somewhere.
+
+        The counts are a Markov chain,
+        `c_k − c_{k−1} | c_{k−1} ~ Binomial(n − c_{k−1}, (z_k − z_{k−1}) / (1 − z_{k−1}))`,
+        and the probability that it stays inside is a product of matrices (Säilynoja et al. 2022, algorithm 1).
+        """
+        n = self.tails.shape[1] - 1
+        low, high = self.bounds(tail)
+        factorial = gammaln(np.arange(n + 1) + 1.0)
+        state, counts, before = np.ones(1), np.zeros(1, int), 0.0
+        for z, a, b in zip(self.z, low, high, strict=True):
+            new = np.arange(a, b + 1)
+            share = (z - before) / (1 - before)
+            more = new[None] - counts[:, None]
+            k = np.maximum(more, 0)
+            rest = n - counts[:, None]
+            log = factorial[rest] - factorial[k] - factorial[np.maximum(rest - k, 0)]
+            log = log + k * math.log(share) + (rest - k) * math.log1p(-share)
+            state = state @ np.where(more >= 0, np.exp(log), 0.0)
+            counts, before = new, z
+        return max(0.0, 1.0 - float(state.sum()))
+
+
+@lru_cache(maxsize=8)
+def _null(n: int, draws: int) -> _Null:
+    points = min(draws, 100)
+    at = np.unique(np.linspace(0, draws, points + 2).astype(int)[1:-1]) if draws > 1 else np.zeros(1, int)
+    z = (at + 1) / (draws + 1)
+    counts = np.arange(n + 1)[None]
+    below, above = stats.binom.cdf(counts, n, z[:, None]), stats.binom.sf(counts - 1, n, z[:, None])
+    return _Null(at, z, np.minimum(1.0, 2 * np.minimum(below, above)))
+
+
+def p_value(ranks: Ranks, draws: int) -> float:
+    """The p-value of ranks 0..draws against the uniform distribution, exact.
+
+    The statistic is the smallest two-sided binomial tail probability of the empirical distribution function, over 100
+    points.
+    """
+    null = _null(len(ranks), draws)
+    counts = np.searchsorted(np.sort(ranks), null.at, side="right")
+    tail = float(null.tails[np.arange(len(counts)), counts].min())
+    return _outside(len(ranks), draws, math.ceil(100 * math.log10(max(tail, SMALLEST))))
+
+
+@lru_cache(maxsize=4096)
+def _outside(n: int, draws: int, hundredths: int) -> float:
+    """By hundredths of a decade, rounded up: the same for many parameters, and never too small."""
+    return _null(n, draws).outside(min(1.0, 10 ** (hundredths / 100)) * (1 - 1e-9))
+
+
+@lru_cache(maxsize=64)
+def bands(
+    n: int, draws: int, level: float
+) -> tuple[Float[np.ndarray, " points"], Float[np.ndarray, " points"], Float[np.ndarray, " points"]]:
+    """Points `z`, and bounds that the distribution function of `n` uniform ranks leaves with probability `level`."""
+    null = _null(n, draws)
+    low, high = math.log10(SMALLEST), 0.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if null.outside(10**middle) <= level else (low, middle)
+    least, most = null.bounds(10**low)
+    return null.z, least / n, most / n
+
+
+# ---- data
+
+
+def _distances(reference: Float[np.ndarray, "r p"], *others: Float[np.ndarray, "_ p"]) -> list[Float[np.ndarray, " _"]]:
+    """How far rows are from the reference rows: the mean distance to the nearest of them.
+
+    Columns are standardised robustly, turned to at most 50 principal components of unit variance, and what these leave
+    out becomes one more: its length.
+    """
+    features = _standardised(reference, *others)
+    centre = features[0].mean(0)
+    _, scale, axes = np.linalg.svd(features[0] - centre, full_matrices=False)
+    keep = max(1, min(50, len(reference) // 4, int((scale > 1e-6 * max(scale[0], 1e-30)).sum())))
+    axes, scale = axes[:keep], np.maximum(scale[:keep], 1e-12) / math.sqrt(len(reference))
+
+    def coordinates(x: np.ndarray) -> np.ndarray:
+        along = (x - centre) @ axes.T
+        rest = np.linalg.norm(x - centre - along @ axes, axis=1)
+        return np.concatenate([along / scale, rest[:, None] / max(unit, 1e-6)], axis=1)
+
+    unit = 1.0
+    unit = float(np.median(coordinates(features[0])[:, -1]))
+    inside = coordinates(features[0])
+    out = []
+    for x in features[1:]:
+        y = coordinates(x)
+        squares = np.square(y).sum(1)[:, None] + np.square(inside).sum(1) - 2 * y @ inside.T
+        nearest = np.sort(np.maximum(squares, 0.0), axis=1)[:, : min(NEIGHBOURS, len(inside))]
+        out.append(np.sqrt(nearest).mean(1))
+    return out
+
+
+def _standardised(reference: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
+    """What `Standardise` makes of these rows, in NumPy: a compilation for each number of rows would cost seconds."""
+    fitted = Standardise(reference)
+    centre, scale, knots, scores = (
+        np.asarray(x, np.float64) for x in (fitted.centre, fitted.scale, fitted.knots, fitted.scores)
+    )
+    out = []
+    for x in (reference, *others):
+        linear = np.clip((x - centre) / scale, -15.0, 15.0)
+        heavy = [np.interp(x[:, i] / scale[i], knot, scores) for i, knot in zip(fitted.heavy, knots, strict=True)]
+        out.append(np.column_stack([linear, *heavy]))
+    return out
+
+
+def _rank_p(distance: np.ndarray, simulated: np.ndarray) -> np.ndarray:
+    """The share of simulated distances that are as large; exact, as an observation that was simulated is one of them.
+
+    Beyond the largest simulated distance, a Pareto tail (Hill's estimator on the largest tenth) tells far from farther.
+    """
+    p = (1 + (simulated >= distance[:, None]).sum(1)) / (len(simulated) + 1)
+    tail = np.sort(simulated)[-max(5, len(simulated) // 10) :]
+    threshold = max(float(tail[0]), 1e-12)
+    slope = max(float(np.log(np.maximum(tail, 1e-12) / threshold).mean()), 1e-3)
+    beyond = len(tail) / len(simulated) * np.maximum(distance / threshold, 1.0) ** (-1 / slope)
+    return np.where(distance > simulated.max(), np.minimum(p, beyond), p)
+
+
+def _typicality(
+    graph: Graph, rows: Mapping[str, np.ndarray], observed: Mapping[str, np.ndarray], level: float
+) -> Typicality:
+    def flat(values: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.concatenate([values[name].reshape(len(values[name]), -1) for name in graph.data], axis=1)
+
+    simulated, given = flat(rows), flat(observed)
+    third = max(10, len(simulated) // 3)
+    null, distance = _distances(simulated[:third], simulated[third:], given)
+    p = _rank_p(distance, null)
+    bad = _holm(p, level)
+    subject = "the observation" if len(p) == 1 else f"all {len(p)} observations"
+    least = f"{'p' if len(p) == 1 else 'smallest p'} {_p_words(p.min())}"
+    if bad.any():
+        worst = int(np.argmin(p - 1e-6 * distance))
+        which = (
+            "The observation" if len(p) == 1 else f"{int(bad.sum())} of {len(p)} observations, first of all {worst},"
+        )
+        verb = "is" if len(p) == 1 else "are"
+        sentence = (
+            f"NOT TYPICAL. {which} {verb} unlike what the program simulates (distance {distance[worst]:.2g}, simulated "
+            f"data {np.median(null):.2g} and at most {null.max():.2g}; {least}). "
+            f"{_furthest(graph, simulated, given[worst])}"
+            "The posterior extrapolates there and cannot be trusted: check the data (units, order, missing values), or "
+            "let the program produce such data."
+        )
+    elif distance.max() > null.max() and len(p) == 1:
+        sentence = (
+            f"at the edge of what the program simulates ({least}); more simulations to check with than "
+            f"{len(simulated)} could tell more."
+        )
+    else:
+        sentence = f"typical: {subject} could have been simulated ({least})."
+    return Typicality(distance, null, p, Finding("Observation", not bad.any(), sentence))
+
+
+def _furthest(graph: Graph, simulated: np.ndarray, given: np.ndarray) -> str:
+    names = [name for site in graph.data for name in member_names(site, graph.sites[site].shape)]
+    low, high = simulated.min(0), simulated.max(0)
+    outside = np.maximum(low - given, given - high) / np.where(high > low, high - low, 1.0)
+    if not (outside > 0).any():
+        return "Each number is within its simulated range; their combination is not. "
+    i = int(outside.argmax())
+    count = int((outside > 0).sum())
+    more = f"; {count - 1} more of {len(given)} are outside theirs" if count > 1 else ""
+    return f"{names[i]} = {given[i]:.4g} is outside the simulated range, {low[i]:.4g} to {high[i]:.4g}{more}. "
+
+
+# ---- predictive checks
+
+
+def summary_statistics(x: Float[np.ndarray, "n ..."], event: int) -> dict[str, Float[np.ndarray, " n"]]:
+    """Summary statistics of `n` values of a site whose members have `event` trailing axes."""
+    flat = x.reshape(len(x), -1).astype(np.float64)
+    if flat.shape[1] == 1:
+        return {"value": flat[:, 0]}
+    out = {"mean": flat.mean(1), "sd": flat.std(1), "smallest": flat.min(1), "largest": flat.max(1)}
+    if event == 1 and x.shape[-1] >= 8:  # it may be a series
+        series = x.reshape(len(x), -1, x.shape[-1]).astype(np.float64)
+        series = series - series.mean(-1, keepdims=True)
+        both, own = (series[..., 1:] * series[..., :-1]).sum((1, 2)), np.square(series).sum((1, 2))
+        out["autocorrelation"] = both / np.where(own > 0, own, 1.0)
+    return out
+
+
+def _predictive(
+    posterior: Sampler,
+    observed: Mapping[str, np.ndarray],
+    draws: int,
+    level: float,
+    keys: Any,
+    which: str,
+    progress: bool | None,
+) -> Predictive:
+    graph = posterior.graph
+    tree = posterior.sample(draws, dict(observed), key=keys[0])
+    values = {name: np.asarray(tree["posterior"][name].values)[0] for name in graph.parameters}
+    replicated = simulate(posterior.program, draws, observed=graph.data, values=values, key=keys[1], progress=progress)
+    table, columns, at = [], [], []
+    for name in graph.data:
+        event = len(graph.sites[name].event_shape)
+        new, old = (summary_statistics(x, event) for x in (replicated[name], observed[name][None]))
+        for statistic, x in new.items():
+            value = float(old[statistic][0])
+            low, middle, high = np.quantile(x, [0.05, 0.5, 0.95])
+            tail = min(1.0, 2 * (1 + min((x <= value).sum(), (x >= value).sum())) / (len(x) + 1))
+            table.append((name, statistic, value, middle, low, high, tail))
+            columns.append(x)
+            at.append(value)
+    frame = pd.DataFrame(table, columns=["site", "statistic", "observed", "median", "5%", "95%", "p"])
+    rows = np.stack(columns, 1)
+    third = max(10, len(rows) // 3)
+    null, distance = _distances(rows[:third], rows[third:], np.array(at)[None])
+    p = float(_rank_p(distance, null)[0])
+    bad = p <= level
+    if bad:
+        worst = frame.loc[frame["p"].idxmin()]
+        sentence = (
+            f"{which}data drawn from the posterior are unlike the observed ones (p {_p_words(p)}), most of all the "
+            f"{worst['statistic']} of {worst['site']}: {worst['observed']:.4g} observed, {worst['5%']:.4g} to "
+            f"{worst['95%']:.4g} drawn. The model does not describe these data, or the posterior is wrong for them."
+        )
+    else:
+        sentence = f"{which}data drawn from the posterior look like the observed ones (p {_p_words(p)})."
+    replicates = {name: replicated[name] for name in graph.data}
+    return Predictive(replicates, dict(observed), frame, columns, Finding("Posterior predictive", not bad, sentence))
