@@ -216,7 +216,7 @@ ALL = {
     "slcp": task("slcp"),
     "hierarchical": task("hierarchical"),
     "vector_gaussian": vector_gaussian,
-    "groups_1000": groups(1000),
+    "groups_1000": groups(1000, max_epochs=30),
 }
 
 

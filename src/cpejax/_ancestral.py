@@ -10,18 +10,16 @@ Three departures from the paper, each measured (`docs/ancestral.md`):
   from N(0, 1) to the law of `w`, and mends what the mixture leaves. A narrow posterior is then as easy as a wide one.
 * The rectified path `(1 − t) w0 + t w1` is followed in the turned coordinates `y = cos(a) w0 + sin(a) w1`,
   `tan a = t / (1 − t)`. The rectified loss is the same number, `∫ |u − v|² da` with `u = cos(a) w1 − sin(a) w0`, but
-  the
-  field of a normal law is zero, so that Euler steps are exact for it.
+  the field of a normal law is zero, so that Euler steps are exact for it.
 * The loss has the weight `√tan a`, between the rectified loss (weight 1) and the likelihood's (weight `tan a`), and its
   value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density,
-  whatever
-  the mixture is, and losses of different epochs can be compared.
+  whatever the mixture is, and losses of different epochs can be compared.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import diffrax
@@ -30,15 +28,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from cpejax._coordinates import Constrain, Coordinates, Shapes, Values, plates_first
-from cpejax._embed import Embedding, Fixed, Standardise
+from cpejax._embed import Embedding, Fixed, Standardise, silu
 from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
 from cpejax._layout import Group, Layout, Reading, Run, Stage, Table, layout
-from cpejax._mixture import Mixture
+from cpejax._mixture import Mixture, quantile
 from cpejax._program import Program
 
 Tables = dict[Table, Array]
@@ -67,6 +65,12 @@ class Fourier(Fixed):
     values: Float[Array, " f"]
 
 
+class Flags(Fixed):
+    """One for each node."""
+
+    values: Bool[Array, " k"]
+
+
 class TimeFeatures(eqx.Module):
     """Random Fourier features of time, and a two-layer network on them (paper, appendix C)."""
 
@@ -76,7 +80,7 @@ class TimeFeatures(eqx.Module):
     def __init__(self, width: int, features: int = 64, *, key: PRNGKeyArray):
         first, second = jax.random.split(key)
         self.frequencies = Fourier(jax.random.normal(first, (features // 2,)))
-        self.mlp = eqx.nn.MLP(features, width, width, 1, jax.nn.silu, key=second)
+        self.mlp = eqx.nn.MLP(features, width, width, 1, silu, key=second)
 
     def __call__(self, t: Float[Array, " n"]) -> Float[Array, "n width"]:
         angles = 2 * jnp.pi * t[:, None] * self.frequencies.values[None, :]
@@ -107,9 +111,9 @@ class StageNet(eqx.Module):
 
     def __call__(self, h: Float[Array, "k *rows width"]) -> Float[Array, "k *rows width"]:
         """From the sum of what is read."""
-        h = jax.nn.silu(h + _lift(self.bias, h.ndim))
+        h = silu(h + _lift(self.bias, h.ndim))
         for w, b in zip(self.blocks, self.biases, strict=True):
-            h = h + jax.nn.silu(_dense(h, w) + _lift(b, h.ndim))
+            h = h + silu(_dense(h, w) + _lift(b, h.ndim))
         return h
 
 
@@ -147,9 +151,9 @@ class FieldNet(eqx.Module):
     def __call__(self, time: Array, y: Float[Array, "k *rows"], context: Array) -> Float[Array, "k *rows"]:
         """`time` and `context`: what they add to the first layer, `(k, *rows, h)` or broadcast to it."""
         ndim = y.ndim + 1
-        h = jax.nn.silu(y[..., None] * _lift(self.w1, ndim) + context + time)
-        h = jax.nn.silu(_dense(h, self.w2) + _lift(self.b2, ndim))
-        h = jax.nn.silu(_dense(h, self.w3) + _lift(self.b3, ndim))
+        h = silu(y[..., None] * _lift(self.w1, ndim) + context + time)
+        h = silu(_dense(h, self.w2) + _lift(self.b2, ndim))
+        h = silu(_dense(h, self.w3) + _lift(self.b3, ndim))
         out = _dense(h, self.w4[..., None])[..., 0] + _lift(self.b4, y.ndim)
         gamma = _lift(jax.nn.sigmoid(self.gamma), y.ndim)
         return gamma * y + (1 - gamma) * out
@@ -165,10 +169,22 @@ class GroupNet(eqx.Module):
     mixture: Float[Array, "k width m"]
     mixture_bias: Float[Array, "k m"]
     mixture_linear: list[Float[Array, "k p m"]]
+    uniform: Flags  # nodes whose prior is uniform
     field: FieldNet
 
-    def __init__(self, group: Group, width: int, depth: int, hidden: int, components: int, *, key: PRNGKeyArray):
+    def __init__(
+        self,
+        group: Group,
+        uniform: Sequence[bool],
+        width: int,
+        depth: int,
+        hidden: int,
+        components: int,
+        *,
+        key: PRNGKeyArray,
+    ):
         nodes = len(group.nodes)
+        self.uniform = Flags(jnp.asarray(uniform))
         first, *keys = jax.random.split(key, 1 + len(group.stages))
         # What is pooled is computed for every member, so its networks have half the blocks.
         depths = [depth if s.pool is None else -(-depth // 2) for s in group.stages]
@@ -247,8 +263,10 @@ class AncestralFlow(Flow):
         self.plan = layout(posterior, {n: z[sites[n].origin].shape[-1] for n in posterior.order}, features)
         first, *keys = jax.random.split(key, 1 + len(self.plan.groups))
         self.time = TimeFeatures(hidden, key=first)
+        uniform = self.coordinates.uniform
         self.groups = [
-            GroupNet(g, width, depth, hidden, components, key=k) for g, k in zip(self.plan.groups, keys, strict=True)
+            GroupNet(g, [sites[n].origin in uniform for n, _ in g.nodes], width, depth, hidden, components, key=k)
+            for g, k in zip(self.plan.groups, keys, strict=True)
         ]
 
     def description(self) -> dict[str, Any]:
@@ -289,7 +307,7 @@ class AncestralFlow(Flow):
             table, where = self.plan.features[name]
             tables[table] = tables[table].at[..., where].set(columns)
             if name in self.plan.chain:
-                pair = jnp.concatenate([z[name], _rank(z[name])], axis=-1)
+                pair = jnp.concatenate([z[name], quantile(z[name])], axis=-1)
                 tables[table] = tables[table].at[..., self.plan.chain[name]].set(pair)
         return tables
 
@@ -332,7 +350,7 @@ class AncestralFlow(Flow):
         for reading, w in zip(plan.stages[-1].readings, net.mixture_linear, strict=True):
             mixture = mixture + read(reading, w, plan.plates)
         hidden = _dense(h, net.field.from_context) + _lift(net.field.b1, ndim)
-        return Context(hidden, Mixture.from_numbers(mixture))
+        return Context(hidden, Mixture.from_numbers(mixture, _lift(net.uniform.values, ndim - 1)))
 
     # Training
 
@@ -439,7 +457,7 @@ class AncestralFlow(Flow):
                 w = _rk45(field, noise)
             z = context.mixture.bend(w)
             last = jnp.moveaxis(z, 0, -1)
-            table = tables[run.table].at[..., chain[0]].set(last).at[..., chain[1]].set(_rank(last))
+            table = tables[run.table].at[..., chain[0]].set(last).at[..., chain[1]].set(quantile(last))
             return tables | {run.table: table}, z
 
         def draw_level(tables: Tables, nodes: Array, chain: Array, key: PRNGKeyArray) -> tuple[Tables, Array]:
@@ -563,11 +581,6 @@ class AncestralFlow(Flow):
 
         (y, divergence), _ = jax.lax.scan(back, (w, jnp.zeros_like(w)), jnp.arange(steps)[::-1])
         return norm.logpdf(y) + divergence
-
-
-def _rank(z: Array) -> Array:
-    """The prior's quantile of a coordinate, standardised: linear in the parameter where the prior is uniform."""
-    return math.sqrt(12.0) * (jax.scipy.special.ndtr(z) - 0.5)
 
 
 def _euler(field: Field, y: Array, grid: Array) -> Array:

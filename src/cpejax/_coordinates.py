@@ -57,11 +57,13 @@ class Coordinates(Fixed):
     shift: dict[str, tuple[Array, Array]]
     example: Values
     limits: tuple[tuple[str, float], ...] = eqx.field(static=True)
+    uniform: frozenset[str] = eqx.field(static=True)  # the parameters whose prior is uniform
 
     def __init__(self, program: Program, graph: Graph, values: Values, *, free: bool = False):
         """`values`: simulations, arrays with a leading axis, by which the bijections' coordinates are standardised."""
         self.program, self.graph = program, graph
         inexact: list[str] = []
+        uniform: list[str] = []
         limits: dict[str, float] = {}
 
         def look(name: str, fn: dist.Distribution, value: Array) -> None:
@@ -70,13 +72,15 @@ class Coordinates(Fixed):
                 inexact.append(name)
             elif limit(fn) < math.inf:
                 limits[name] = limit(fn)
+            if isinstance(unwrap(fn), dist.Uniform):
+                uniform.append(name)
 
         def shapes(example: Values) -> None:
             self.visit(example, look)
 
         jax.eval_shape(shapes, {name: value[0] for name, value in values.items()})
         self.example = {name: value[0] for name, value in values.items()}
-        self.limits = tuple(limits.items())
+        self.limits, self.uniform = tuple(limits.items()), frozenset(uniform)
         self.shift = {}
         if inexact:
 

@@ -2,8 +2,7 @@
 
 A *node* is one coordinate of one member of a site; members of a plate share its weights. Nodes that read at the same
 plates form a *group* and are computed together, by batched products. Values are held in *tables*, one for each kind
-(data,
-parameters) and set of plates, with an axis for each plate and one for columns; a node reads columns by number.
+(data, parameters) and set of plates, with an axis for each plate and one for columns; a node reads columns by number.
 """
 
 from __future__ import annotations
@@ -87,13 +86,9 @@ class Layout:
 
     posterior: PosteriorProgram
     sizes: dict[str, int]  # coordinates of one member of each parameter site
-    widths: dict[
-        Table, int
-    ]  # columns of each table, the zero column (last but one) and the waste column (last) included
+    widths: dict[Table, int]  # columns of each table, with the zero column (last but one) and the waste column (last)
     features: dict[str, tuple[Table, slice]]  # where a site's features are
-    chain: dict[
-        str, slice
-    ]  # where a site with several coordinates has them, for those after in its chain: z, then Φ(z)
+    chain: dict[str, slice]  # where a site with several coordinates has them, for those after in its chain: z, Φ(z)
     groups: tuple[Group, ...]
     runs: tuple[Run, ...]
 
@@ -111,8 +106,7 @@ def layout(posterior: PosteriorProgram, sizes: dict[str, int], features: dict[st
     """Plan the flow for a posterior program.
 
     **Arguments:** `sizes`, the coordinates of one member of each parameter; `features`, the feature columns of one
-    member
-    of each site.
+    member of each site.
     """
     graph = posterior.graph
     order = tuple(graph.plates)

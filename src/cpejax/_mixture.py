@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import equinox as eqx
@@ -9,24 +10,39 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp, ndtr, ndtri
 from jax.scipy.stats import norm
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+
+SMALLEST = 1e-35
+"""A probability that float32 can hold; beyond it `w` stays at ±12.3."""
+EDGE = math.sqrt(3.0)
+"""Where the standardised uniform distribution ends."""
+
+
+def quantile(z: Array) -> Array:
+    """The quantile of a standard normal coordinate, standardised: linear in a parameter whose prior is uniform."""
+    return math.sqrt(12.0) * (ndtr(z) - 0.5)
 
 
 class Mixture(eqx.Module):
-    """Normal mixtures with distribution functions `F`, and the map `w = Φ⁻¹(F(z))` that makes them standard normal.
+    """Laws of a coordinate `z` with distribution functions `F`, and `w = Φ⁻¹(F(z))`, which makes them standard normal.
 
-    All fields have the shape `(*rows, components)`.
+    A law is a normal mixture of `z` or, where the prior is `uniform`, one of its quantile `s`, truncated at the prior's
+    edges: there `s` is the user's own parameter up to scale, and what is linear in it is linear for the networks.
+    The mixture's numbers have the shape `(*rows, components)`, and `uniform` one that fits to `(*rows)`.
     """
 
     log_weights: Float[Array, "*rows components"]
     means: Float[Array, "*rows components"]
     log_scales: Float[Array, "*rows components"]
+    uniform: Bool[Array, "..."]
 
     @classmethod
-    def from_numbers(cls, x: Float[Array, "*rows three_components"]) -> Mixture:
+    def from_numbers(cls, x: Float[Array, "*rows three_components"], uniform: Bool[Array, "..."]) -> Mixture:
         """From a network's output. Scales are at least e⁻⁸, so that no single simulation can draw one to zero."""
         weights, means, log_scales = jnp.split(x, 3, axis=-1)
-        return cls(jax.nn.log_softmax(weights, axis=-1), means, jnp.maximum(log_scales, -8.0))
+        # Mass beyond the edges is cut off; means stay near, so that not all of it is.
+        means = jnp.where(uniform[..., None], jnp.clip(means, -2 * EDGE, 2 * EDGE), means)
+        return cls(jax.nn.log_softmax(weights, axis=-1), means, jnp.maximum(log_scales, -8.0), uniform)
 
     @staticmethod
     def initial(components: int) -> Float[Array, " three_components"]:
@@ -35,31 +51,45 @@ class Mixture(eqx.Module):
         scales = jnp.full(components, -0.5 if components > 1 else 0.0)
         return jnp.concatenate([jnp.zeros(components), means, scales])
 
-    def _standardised(self, z: Float[Array, "*rows"]) -> Float[Array, "*rows components"]:
-        return (z[..., None] - self.means) * jnp.exp(-self.log_scales)
+    def _standardised(self, s: Float[Array, "*rows"]) -> Float[Array, "*rows components"]:
+        return (s[..., None] - self.means) * jnp.exp(-self.log_scales)
+
+    def _inside(self) -> Float[Array, "*rows"]:
+        """The mass between the edges."""
+        edge = jnp.full(self.means.shape[:-1], EDGE)
+        mass = _between(self._standardised(-edge), self._standardised(edge))
+        return jnp.maximum((jnp.exp(self.log_weights) * mass).sum(-1), SMALLEST)
 
     def log_density(self, z: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
         """`log F'(z)`."""
-        return logsumexp(self.log_weights - self.log_scales + norm.logpdf(self._standardised(z)), axis=-1)
+        s = jnp.where(self.uniform, quantile(z), z)
+        log_f = logsumexp(self.log_weights - self.log_scales + norm.logpdf(self._standardised(s)), axis=-1)
+        turned = 0.5 * math.log(12.0) + norm.logpdf(z) - jnp.log(self._inside())
+        return log_f + jnp.where(self.uniform, turned, 0.0)
 
     def straighten(self, z: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
         """`Φ⁻¹(F(z))`, from whichever tail is smaller."""
-        d = self._standardised(z)
+        d = self._standardised(jnp.where(self.uniform, quantile(z), z))
+        edge = self._standardised(jnp.full(z.shape, -EDGE)), self._standardised(jnp.full(z.shape, EDGE))
+        far = jnp.full_like(d, 1e9)
+        first, last = (jnp.where(self.uniform[..., None], *x) for x in zip(edge, (-far, far), strict=True))
         weights = jnp.exp(self.log_weights)
-        lower, upper = (weights * ndtr(d)).sum(-1), (weights * ndtr(-d)).sum(-1)
-        smallest = 1e-35  # what float32 can hold; beyond it w stays at ±12.3
-        return jnp.where(lower < upper, ndtri(jnp.maximum(lower, smallest)), -ndtri(jnp.maximum(upper, smallest)))
+        lower, upper = (weights * _between(first, d)).sum(-1), (weights * _between(d, last)).sum(-1)
+        whole = jnp.maximum(lower + upper, SMALLEST)
+        lower, upper = lower / whole, upper / whole
+        return jnp.where(lower < upper, ndtri(jnp.maximum(lower, SMALLEST)), -ndtri(jnp.maximum(upper, SMALLEST)))
 
     def bend(self, w: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
         """The inverse of `straighten`: bisection, then two steps of Newton's method."""
         # Mirrored where w > 0, so that the tail that is compared is always the small one.
         sign = jnp.where(w > 0, -1.0, 1.0)
-        tail = ndtr(-jnp.abs(w))
         weights, scales = jnp.exp(self.log_weights), jnp.exp(self.log_scales)
         means = sign[..., None] * self.means
+        cut = jnp.where(self.uniform, (weights * ndtr((-EDGE - means) / scales)).sum(-1), 0.0)
+        mass = cut + ndtr(-jnp.abs(w)) * jnp.where(self.uniform, self._inside(), 1.0)
 
-        def excess(z: Array) -> Array:
-            return (weights * ndtr((z[..., None] - means) / scales)).sum(-1) - tail
+        def excess(s: Array) -> Array:
+            return (weights * ndtr((s[..., None] - means) / scales)).sum(-1) - mass
 
         def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
@@ -68,10 +98,19 @@ class Mixture(eqx.Module):
             return jnp.where(below, middle, low), jnp.where(below, high, middle)
 
         # The quantile of a mixture lies between the least and the greatest of its components'.
-        quantiles = means + scales * (-jnp.abs(w))[..., None]
-        low, high = jax.lax.fori_loop(0, 14, halve, (quantiles.min(-1), quantiles.max(-1)))
-        z = 0.5 * (low + high)
+        normal = jnp.where(self.uniform, ndtri(jnp.clip(mass, SMALLEST, 1 - 1e-7)), -jnp.abs(w))
+        quantiles = means + scales * normal[..., None]
+        edge = jnp.where(self.uniform, EDGE, jnp.inf)
+        low, high = (jnp.clip(q, -edge, edge) for q in (quantiles.min(-1), quantiles.max(-1)))
+        low, high = jax.lax.fori_loop(0, 14, halve, (low, high))
+        s = 0.5 * (low + high)
         for _ in range(2):
-            density = (weights / scales * norm.pdf((z[..., None] - means) / scales)).sum(-1)
-            z = jnp.clip(z - excess(z) / jnp.maximum(density, 1e-30), low, high)
-        return sign * z
+            density = (weights / scales * norm.pdf((s[..., None] - means) / scales)).sum(-1)
+            s = jnp.clip(s - excess(s) / jnp.maximum(density, 1e-30), low, high)
+        rank = jnp.clip(s / math.sqrt(12.0) + 0.5, 1e-7, 1 - 1e-7)
+        return sign * jnp.where(self.uniform, ndtri(rank), s)
+
+
+def _between(a: Array, b: Array) -> Array:
+    """`Φ(b) − Φ(a)`, from the tails they are in."""
+    return jnp.where(a > 0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))

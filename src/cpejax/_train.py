@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._flow import Flow, trainable
@@ -36,12 +37,10 @@ class Training:
     - `learning_rate`: of Adam, at its highest.
     - `schedule`: `"cosine"` falls to zero over the run's length, `"constant"` stays.
     - `max_epochs`: the most epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at least 50
-        epochs)
-        where that is less.
+        epochs) where that is less.
     - `steps`: the length of the schedule in gradient steps.
     - `patience`: after so many epochs without a better validation loss training goes back to the best weights and
-        lets the
-        rate fall, from a quarter of what it was to zero, within as many epochs; then it stops.
+        lets the rate fall, from a quarter of what it was to zero, within as many epochs; then it stops.
     - `validation`: the share of simulations held out for it.
     - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart.
     - `average`: keep averaged weights, over the last tenth of the steps so far: the window grows with the run.
@@ -54,7 +53,7 @@ class Training:
     steps: int = 20_000
     patience: int = 25
     validation: float = 0.1
-    weight_decay: float = 0.1
+    weight_decay: float = 0.05
     average: bool = True
 
     def __post_init__(self) -> None:
@@ -108,12 +107,12 @@ class History:
 
 
 class State(NamedTuple):
-    """Everything that training changes."""
+    """Everything that training changes. Weights are one vector: a step is then a few operations on it, not on each."""
 
-    weights: Any
-    average: Any
+    weights: Float[Array, " w"]
+    average: Float[Array, " w"]
     optimiser: Any
-    best: Any
+    best: Float[Array, " w"]
     step: Array
 
 
@@ -134,8 +133,7 @@ def train(
     """Train `flow` on `rows` (from `flow.prepare`), and return it with its best weights.
 
     One compiled call is one epoch. All randomness of an epoch comes from `key` and the epoch's number, so a run that
-    goes
-    on from a checkpoint (written every `every` seconds, atomically) equals one that was never interrupted.
+    goes on from a checkpoint (written every `every` seconds, atomically) equals one that was never interrupted.
     Ctrl-C ends training after the epoch that runs, with the best weights so far; a second Ctrl-C ends it at once.
     """
     n = len(jax.tree.leaves(rows)[0])
@@ -151,13 +149,13 @@ def train(
     validation_rows = jax.tree.map(lambda x: x[:held_out], shuffled)
     training_rows = jax.tree.map(lambda x: x[held_out:], shuffled)
 
-    weights, rest = trainable(flow)
+    tree, rest = trainable(flow)
+    weights, to_tree = ravel_pytree(tree)
     optimiser = optax.chain(
         optax.clip_by_global_norm(10.0), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
     # Copies: the compiled epoch gives its arguments' memory to its results.
-    weights = _copy(weights)
-    state = State(weights, _copy(weights), optimiser.init(weights), _copy(weights), jnp.zeros((), jnp.int32))
+    state = State(_copy(weights), _copy(weights), optimiser.init(weights), _copy(weights), jnp.zeros((), jnp.int32))
     history = History()
     epoch_number = 0
     run: dict[str, Any] = {}
@@ -176,7 +174,7 @@ def train(
             state, history, epoch_number = found
 
     def loss(weights: Any, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
-        return eqx.combine(weights, rest).loss(rows, key)
+        return eqx.combine(to_tree(weights), rest).loss(rows, key)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def run_epoch(
@@ -190,9 +188,9 @@ def train(
             which, key = x
             value, slope = jax.value_and_grad(loss)(weights, jax.tree.map(lambda r: r[which], training_rows), key)
             change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
-            weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
+            weights = weights - rate * change
             keep = count / (count + 10.0) if settings.average else 0.0
-            average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
+            average = keep * average + (1 - keep) * weights
             return (weights, average, optimiser_state, count + 1), value
 
         # A counter-based generator that is fast on a CPU inside the loop; the epoch's key seeds it.
@@ -203,8 +201,11 @@ def train(
         weights, average, optimiser_state, count = carry
         value = _validation_loss(loss, average, validation_rows, key_validation, batch)
         better = value < best
-        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), average, state.best)
-        return State(weights, average, optimiser_state, kept, count), losses.mean(), value
+        return (
+            State(weights, average, optimiser_state, jnp.where(better, average, state.best), count),
+            losses.mean(),
+            value,
+        )
 
     began = time.monotonic() - history.seconds
     saved = time.monotonic()
@@ -243,7 +244,7 @@ def train(
                 saved = time.monotonic()
             if interrupt.came and not history.stopped:  # not in the checkpoint: there, the run can go on
                 history.stopped = f"interrupted after {epoch_number} epochs"
-    return eqx.combine(state.best, rest), history
+    return eqx.combine(to_tree(state.best), rest), history
 
 
 class _Interrupt:
@@ -284,7 +285,7 @@ def _validation_loss(loss: Callable, weights: Any, rows: Any, key: PRNGKeyArray,
     size = min(n, 5 * batch)
     chunks = n // size
     rows = jax.tree.map(lambda x: x[: chunks * size].reshape(chunks, size, *x.shape[1:]), rows)
-    keys = jax.random.split(key, (4, chunks))
+    keys = jax.random.split(key, (2, chunks))
 
     def one(x: tuple) -> Array:
         return loss(weights, *x)
