@@ -35,8 +35,15 @@ Ranks = Int[np.ndarray, " n"]
 class Sampler(Protocol):
     """What a check needs of a posterior; a `cpe.Posterior` is one."""
 
-    graph: Graph
-    program: Program
+    @property
+    def graph(self) -> Graph:
+        """The program's graph."""
+        ...
+
+    @property
+    def program(self) -> Program:
+        """The program, without arguments."""
+        ...
 
     def sample(self, n: int, given: Mapping[str, Any], *, key: PRNGKeyArray) -> xr.DataTree:
         """`n` draws for each of many observations, as `Posterior.sample` returns them."""
@@ -306,13 +313,13 @@ def _calibration(
         sentence = f"calibrated: the ranks of {many} are uniform over {n:,} simulated observations ({smallest})."
     findings = [Finding("Ranks (SBC)", not single.any(), sentence)]
     narrow, wide = table["90%"].idxmin(), table["90%"].idxmax()
-    held = f"{table['90%'][narrow]:.1%} ({narrow})"
+    held = f"{percent(table['90%'][narrow])} ({narrow})"
     if len(ranks) > 1:
-        held += f" to {table['90%'][wide]:.1%} ({wide})"
+        held += f" to {percent(table['90%'][wide])} ({wide})"
     verdict = f"{_verdict(joint, draws, joint=True)}: " if bad_joint else ""
     sentence = (
         f"{verdict}90 % intervals of single parameters hold {held} of the true values, and 90 % ellipsoids of the "
-        f"joint posterior {inner(joint, draws, (0.9,))[0]:.1%} (p {_p_words(p[-2])})."
+        f"joint posterior {percent(inner(joint, draws, (0.9,))[0])} (p {_p_words(p[-2])})."
     )
     findings.append(Finding("Coverage", not bad_joint, sentence))
     outcome = "not calibrated" if bad_tarp else "calibrated"
@@ -346,8 +353,8 @@ def _verdict(ranks: Ranks, draws: int, joint: bool = False) -> str:
 
 def _evidence(ranks: Ranks, draws: int) -> str:
     if _verdict(ranks, draws) in ("too low", "too high"):
-        return f"{(ranks > draws / 2).mean():.0%} of the true values are above the median"
-    return f"its 90 % intervals hold {central(ranks, draws, (0.9,))[0]:.1%} of the true values"
+        return f"{percent((ranks > draws / 2).mean(), 0)} of the true values are above the median"
+    return f"its 90 % intervals hold {percent(central(ranks, draws, (0.9,))[0])} of the true values"
 
 
 def central(ranks: Ranks, draws: int, levels: Sequence[float] | np.ndarray) -> Float[np.ndarray, " levels"]:
@@ -369,6 +376,11 @@ def _holm(p: Float[np.ndarray, " m"], level: float) -> np.ndarray:
     out = np.zeros(len(p), bool)
     out[order[:first]] = True
     return out
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in words."""
+    return f"{100 * share:.{digits}f} %"
 
 
 def _p_words(p: float) -> str:

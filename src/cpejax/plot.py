@@ -16,11 +16,12 @@ from matplotlib.path import Path
 from matplotlib.textpath import text_to_path
 
 from cpejax._diagram import Diagram, Edge, Parabola, bezier, place
+from cpejax._figures import coverage, forest, marginals, pair, predictive, ranks, training
 from cpejax._graph import Graph
 from cpejax._invert import PosteriorProgram, invert
 from cpejax._program import Program
 
-__all__ = ["graph"]
+__all__ = ["coverage", "forest", "graph", "marginals", "pair", "predictive", "ranks", "training"]
 
 FONT = 10.0  # points, of a site's name
 SMALLEST_FONT = 7.0
