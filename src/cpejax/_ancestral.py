@@ -54,7 +54,7 @@ def _dense(x: Float[Array, "k *rows i"], w: Float[Array, "k i o"]) -> Float[Arra
     return jnp.einsum("kri,kio->kro", flat, w).reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _lift(b: Float[Array, "k *last"], ndim: int) -> Array:
+def _lift(b: Float[Array, "k *last"] | Bool[Array, " k"], ndim: int) -> Array:
     """Axes of length one behind the first, so that an array for nodes fits one of `ndim` axes for nodes and rows."""
     return b.reshape(b.shape[0], *(1,) * (ndim - b.ndim), *b.shape[1:])
 
