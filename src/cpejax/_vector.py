@@ -26,13 +26,13 @@ class Label(NamedTuple):
     """What a scalar of the vector is.
 
     - `site`: the program's site.
-    - `index`: its position in each of the site's plates, in the graph's order of plates.
+    - `place`: its position in each of the site's plates, in the graph's order of plates.
     - `k`: which of the member's numbers.
     - `member`: the member's name in `graph.ground()` and in `PosteriorProgram.ground()`.
     """
 
     site: str
-    index: tuple[int, ...]
+    place: tuple[int, ...]
     k: int
     member: str
 
