@@ -1,0 +1,107 @@
+"""What a flow of the whole parameter vector is conditioned on: all data as one vector, and time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cpejax._ancestral import TimeFeatures
+from cpejax._coordinates import Values, plates_first
+from cpejax._embed import Embedding, Standardise, silu
+from cpejax._graph import Graph
+
+
+class DataVector(eqx.Module):
+    """All data of an observation as one vector: standardised numbers, or what the user's embeddings make of them.
+
+    A site in plates is standardised, and embedded, member by member, and the members follow one another.
+
+    **Arguments:** `values`, simulations with a leading axis; `heavy`: which columns of a site are heavy-tailed, as
+    `description` says, for a flow that is built again without its simulations.
+    """
+
+    standard: dict[str, Standardise]
+    embed: dict[str, Embedding]
+    graph: Graph = eqx.field(static=True)
+
+    def __init__(
+        self,
+        graph: Graph,
+        values: Mapping[str, Any],
+        embed: Mapping[str, Embedding],
+        heavy: Mapping[str, Sequence[int]] | None = None,
+    ):
+        self.graph, self.embed = graph, dict(embed)
+        self.standard = {}
+        for name in graph.data:
+            rows = np.asarray(self._rows(name, jnp.asarray(values[name], jnp.float32)))
+            rows = rows.reshape(-1, rows.shape[-1])
+            some = np.linspace(0, len(rows) - 1, min(len(rows), 100_000)).astype(int)
+            self.standard[name] = Standardise(rows[some], None if heavy is None else heavy[name])
+
+    def description(self) -> dict[str, list[int]]:
+        """`heavy`, for building it again."""
+        return {name: list(s.heavy) for name, s in self.standard.items()}
+
+    @property
+    def size(self) -> int:
+        """The length of the vector."""
+        shapes = {n: jax.ShapeDtypeStruct((1, *self.graph.sites[n].shape), jnp.float32) for n in self.graph.data}
+        return int(eqx.filter_eval_shape(self, shapes).shape[-1])
+
+    def _rows(self, name: str, x: Float[Array, "n ..."]) -> Float[Array, "n *plates size"]:
+        site = self.graph.sites[name]
+        return jax.vmap(lambda x: plates_first(x, site.dims, tuple(self.graph.plates)))(x)
+
+    def __call__(self, data: Values) -> Float[Array, "n f"]:
+        out = []
+        for name in self.graph.data:
+            event = self.graph.sites[name].event_shape
+            rows = self.standard[name].one_each(self._rows(name, data[name]))
+            if name in self.embed:
+                rows = jax.vmap(self.embed[name])(rows.reshape(-1, *event)).reshape(*rows.shape[:-1], -1)
+            out.append(rows.reshape(len(rows), math.prod(rows.shape[1:])))
+        return jnp.concatenate(out, axis=-1)
+
+
+class Condition(eqx.Module):
+    """What data, and time, add to the hidden layers of a network (paper, figure 3 and appendix C).
+
+    Data go through a network 128-128, Fourier features of time through one 64-64; both are concatenated, activated, and
+    mapped by a `Linear` to the `hidden` numbers of one node, which are the same for all nodes. That one `Linear` serves
+    all nodes is not said in the paper; its numbers of weights imply it.
+
+    Each half of the `Linear` is computed for itself, so that sampling computes the data's once, and time's once a step.
+
+    **Arguments:** `features`: how many numbers of an observation; `layers`: how many get a condition, each by its own
+    `Linear`; `time`: whether there is time; `width`: of the data's network.
+    """
+
+    mlp: eqx.nn.MLP
+    time: TimeFeatures | None
+    linears: list[eqx.nn.Linear]
+
+    def __init__(self, features: int, hidden: int, layers: int, *, time: bool, width: int, key: PRNGKeyArray):
+        first, second, *rest = jax.random.split(key, 2 + layers)
+        self.mlp = eqx.nn.MLP(features, width, width, 1, silu, key=first)
+        self.time = TimeFeatures(64, key=second) if time else None
+        self.linears = [eqx.nn.Linear(width + 64 * time, hidden, key=k) for k in rest]
+
+    def of_data(self, x: Float[Array, "n f"]) -> list[Float[Array, "n h"]]:
+        """What data add to each layer, the offset with it."""
+        h = silu(jax.vmap(self.mlp)(x))
+        width = h.shape[1]
+        return [jax.vmap(lambda h, a=a: a.weight[:, :width] @ h + a.bias)(h) for a in self.linears]
+
+    def of_time(self, t: Float[Array, " n"]) -> list[Float[Array, "n h"]]:
+        """What time adds to each layer."""
+        assert self.time is not None
+        h = silu(self.time(t))
+        return [h @ linear.weight[:, -h.shape[1] :].T for linear in self.linears]

@@ -1,0 +1,197 @@
+"""The triangular flow: the paper's continuous CPE (section 3, appendices A.1 and C).
+
+One field moves all parameters together from prior draws to posterior draws. Its component for a parameter reads the
+parameters that the posterior program names, at the same noisy time, through block matrices; the Jacobian is triangular
+in the posterior program's order, so the divergence is a sum of diagonal entries, and exact.
+
+It is biased wherever parameters are correlated, whatever the mask: see `docs/triangular.md`. `CPE(flow="ancestral")` is
+not. Departures from the paper: parameters and data are standardised, by linear maps; base draws in training are
+other simulations' parameters, which are draws from the prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cpejax._base import Prior, with_data
+from cpejax._blocknet import BlockNet, Conditions, Reads
+from cpejax._blocks import Storage, wire
+from cpejax._condition import Condition, DataVector
+from cpejax._coordinates import Coordinates, Values
+from cpejax._embed import Embedding
+from cpejax._flow import Flow, Solver
+from cpejax._graph import Graph
+from cpejax._invert import PosteriorProgram
+from cpejax._ode import rk45
+from cpejax._program import Program
+from cpejax._vector import Kind
+
+TIMES = 20
+"""How many times a batch is trained at."""
+
+
+class TriangularFlow(Flow):
+    """The masked joint field `v_t(θ, x) = γ θ + (1 − γ) λ_t(θ, x)` (paper, equation 8).
+
+    **Arguments:**
+
+    - `program`, `graph`: the program, without arguments, and its graph; `posterior`: the inverse of it.
+    - `simulations`: by which values are standardised.
+    - `embed`, `coordinates`, `hidden`, `width`, `condition`, `reads`, `storage`, `rank`: see `cpe.CPE`.
+    - `like`: the `description` of a flow to be built alike.
+    """
+
+    base: Prior
+    data: DataVector
+    condition: Condition
+    net: BlockNet
+    reads: Reads = eqx.field(static=True)
+
+    def __init__(
+        self,
+        program: Program,
+        posterior: PosteriorProgram,
+        graph: Graph,
+        simulations: Mapping[str, np.ndarray],
+        embed: Mapping[str, Embedding],
+        *,
+        coordinates: Kind,
+        hidden: int,
+        width: int,
+        condition: str,
+        reads: Reads,
+        storage: Storage,
+        rank: int | None,
+        like: Mapping[str, Any] | None = None,
+        key: PRNGKeyArray,
+    ):
+        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
+        first, second = jax.random.split(key)
+        self.base = Prior(program, graph, values, coordinates)
+        self.data = DataVector(graph, values, embed, like["heavy"] if like else None)
+        wiring = wire(posterior, self.base.vector)
+        self.net = BlockNet(wiring, hidden, reads=reads, positive=False, storage=storage, rank=rank, key=first)
+        layers = self.net.layers if condition == "every" else 1
+        self.condition = Condition(self.data.size, hidden, layers, time=True, width=width, key=second)
+        self.reads = reads
+
+    @property  # type: ignore[misc]
+    def coordinates(self) -> Coordinates:  # type: ignore[override]
+        return self.base.vector.coordinates
+
+    @property
+    def may_leave_support(self) -> bool:
+        return self.base.vector.may_leave_support
+
+    def description(self) -> dict[str, Any]:
+        return {"heavy": self.data.description()}
+
+    def numbers_per_draw(self) -> int:
+        return 4 * self.base.size * self.net.biases[0].shape[1]
+
+    def _conditions(self, data: list[Array], time: list[Array]) -> Conditions:
+        """What each layer's nodes get. Of nodes that read nothing but their parents, all need to know the time."""
+        others = time if self.reads == "parents" else [None] * len(time)
+        found = [(x + t, other) for x, t, other in zip(data, time, others, strict=True)]
+        return [*found, *(None for _ in range(self.net.layers - len(found)))]
+
+    def _of_observation(self, data: Values) -> list[Array]:
+        return self.condition.of_data(self.data({name: x[None] for name, x in data.items()}))
+
+    # Training
+
+    def prepare(self, values: Values) -> dict[str, Any]:
+        data = {name: values[name] for name in self.data.graph.data}
+        return {"u": self.base.to_vectors(values), "x": data if self.data.embed else self.data(data)}
+
+    def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
+        """The rectified loss (paper, equation 13), one time and one base draw for each simulation.
+
+        The base draw is another simulation's parameters, a random way further on. Times are one from each of `TIMES`
+        strata, for neighbours in the batch the same: their sines and cosines would take longer than all else.
+        """
+        u, n = rows["u"], len(rows["u"])
+        if n < 2:
+            raise ValueError(
+                "A batch of one simulation has no other to take a base draw from: give batch_size of at least 2, and "
+                "more simulations, or a larger share of them, for validation."
+            )
+        key_t, key_shift = jax.random.split(key)
+        noise = jnp.roll(u, jax.random.randint(key_shift, (), 1, n), axis=0)
+        strata = min(n, TIMES)
+        times = (jnp.arange(strata) + jax.random.uniform(key_t, (strata,))) / strata
+        which = np.eye(strata, dtype=np.float32)[np.arange(n) * strata // n]  # a product, because indexing is slow
+        t = which @ times
+        x = self.data(rows["x"]) if self.data.embed else rows["x"]
+        conditions = self._conditions(
+            self.condition.of_data(x), [jnp.asarray(which) @ c for c in self.condition.of_time(times)]
+        )
+        v = self.net(t[:, None] * u + (1 - t)[:, None] * noise, conditions)
+        return jnp.sum((u - noise - v) ** 2, axis=-1).mean()
+
+    # Sampling
+
+    def sample(
+        self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
+    ) -> tuple[Values, dict[str, Array]]:
+        u = self.from_base(self.base.draw(n, data, key=key), data, steps=steps, solver=solver)
+        return self.base.to_values(u, data), {}
+
+    def from_base(self, u: Float[Array, "n d"], data: Values, *, steps: int, solver: Solver) -> Float[Array, "n d"]:
+        """From base to posterior, by `steps` equal steps of Euler's method or by adaptive Runge-Kutta steps."""
+        x = self._of_observation(data)
+        if solver == "rk45":
+            return rk45(lambda t, u: self.net(u, self._conditions(x, self.condition.of_time(t[None]))), u, 0.0, 1.0)
+        times = self.condition.of_time(jnp.arange(steps) / steps)
+
+        def step(u: Array, time: list[Array]) -> tuple[Array, None]:
+            return u + self.net(u, self._conditions(x, [row[None] for row in time])) / steps, None
+
+        return jax.lax.scan(step, u, times)[0]
+
+    # Density
+
+    @property
+    def density_steps(self) -> int | None:
+        return None
+
+    def log_probs(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, "n 1"]:
+        return self.log_prob(values, data, steps=steps)[:, None]
+
+    def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:
+        full = with_data(values, data)
+        u, divergence = self.to_base(self.base.to_vectors(full), data, steps=steps)
+        return self.base.log_density(u, data) - divergence + self.base.log_volume(full)
+
+    def to_base(
+        self, u: Float[Array, "n d"], data: Values, *, steps: int | None
+    ) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
+        """From posterior back to base, and the field's divergence along the way, whose trace is exact.
+
+        By adaptive Runge-Kutta steps, or by `steps` equal steps of Heun's method.
+        """
+        x = self._of_observation(data)
+
+        def rate(t: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            v, slope = self.net.with_derivative(state[0], self._conditions(x, self.condition.of_time(t[None])))
+            return v, slope.sum(-1)
+
+        state = (u, jnp.zeros(len(u)))
+        if steps is None:
+            u, minus = rk45(rate, state, 1.0, 0.0)
+            return u, -minus
+
+        def back(state: Any, i: Array) -> tuple[Any, None]:
+            first = rate((i + 1) / steps, state)
+            second = rate(i / steps, jax.tree.map(lambda x, r: x - r / steps, state, first))
+            return jax.tree.map(lambda x, a, b: x - (a + b) / (2 * steps), state, first, second), None
+
+        (u, minus), _ = jax.lax.scan(back, state, jnp.arange(steps)[::-1])
+        return u, -minus
