@@ -298,7 +298,8 @@ class Posterior:
         keys = jax.random.split(key, count)
         drawn, counted = _draw(self.flow, data, keys, int(n), int(steps), solver, chunk)
         values = {name: np.asarray(x) for name, x in drawn.items()}
-        counts = {name: int(np.sum(x)) for name, x in counted.items()}
+        # Whole numbers are counts; others are the worst of something.
+        counts = {n: int(np.sum(x)) if x.dtype.kind in "iu" else float(np.max(x)) for n, x in counted.items()}
         seconds = time.perf_counter() - began
         acceptance = 1.0
         if self.flow.may_leave_support:
@@ -545,43 +546,42 @@ def _reject(
 ) -> tuple[Values, dict[str, Array]]:
     """The first `n` proposals inside the prior's support.
 
-    There are `n` proposals first, then so many at a time as an eighth of `n` (128 if that is more, but never more than
-    `most`), until there are enough: two shapes, in one compiled call. `missing` counts the draws that are not there,
-    once less than 1 % of many proposals is accepted.
+    There are so many proposals at a time as an eighth of `n` (128 if that is more, but never more than `most`), until
+    there are enough: one shape, compiled once. `missing` counts the draws that are not there, once less than 1 % of
+    many proposals is accepted.
     """
-    more = min(most, max(-(-n // 8), 128))
+    size = min(most, max(-(-n // 8), 128))
 
     def inside(drawn: Values) -> Array:
         finite = [jnp.isfinite(x).reshape(len(x), -1).all(1) for x in drawn.values()]
         return jnp.all(jnp.stack([*finite, jax.vmap(lambda v: coordinates.in_support({**v, **data}))(drawn)]), axis=0)
 
     def unfinished(state: tuple) -> Array:
-        _, _, _, counts = state
+        _, _, counts, _ = state
         hopeless = (counts["proposed"] >= 10_000) & (counts["accepted"] < 0.01 * counts["proposed"])
         return (counts["accepted"] < n) & ~hopeless
 
-    def add(drawn: Values, new: Values, counts: dict[str, Array]) -> tuple[Values, dict[str, Array]]:
+    def step(state: tuple) -> tuple:
+        i, drawn, counts, others = state
+        new, counted = propose(size, jax.random.fold_in(key, i))
         good = inside(new)
         # Behind those that are there already; what is not accepted, or too much, goes nowhere.
         to = jnp.where(good, counts["accepted"] + jnp.cumsum(good) - 1, n)
         drawn = {name: x.at[to].set(new[name], mode="drop") for name, x in drawn.items()}
-        counts = counts | {
-            "accepted": counts["accepted"] + good.sum(),
-            "proposed": counts["proposed"] + len(good),
-        }
-        return drawn, counts
+        counts = {"accepted": counts["accepted"] + good.sum(), "proposed": counts["proposed"] + size}
+        return i + 1, drawn, counts, jax.tree.map(_combine, others, counted)
 
-    def step(state: tuple) -> tuple:
-        i, key, drawn, counts = state
-        new, counted = propose(more, jax.random.fold_in(key, i))
-        drawn, counts = add(drawn, new, counts)
-        return i + 1, key, drawn, counts | {name: counts[name] + x for name, x in counted.items()}
+    shapes, counted = jax.eval_shape(lambda: propose(size, key))
+    drawn = {name: jnp.zeros((n, *x.shape[1:]), x.dtype) for name, x in shapes.items()}
+    counts = {"accepted": jnp.zeros((), jnp.int32), "proposed": jnp.zeros((), jnp.int32)}
+    others = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), counted)
+    _, drawn, counts, others = jax.lax.while_loop(unfinished, step, (0, drawn, counts, others))
+    return drawn, others | counts | {"missing": jnp.maximum(n - counts["accepted"], 0)}
 
-    new, counted = propose(n, jax.random.fold_in(key, 0))
-    zero = {"accepted": jnp.zeros((), jnp.int32), "proposed": jnp.zeros((), jnp.int32)}
-    drawn, counts = add(jax.tree.map(jnp.zeros_like, new), new, zero | counted)
-    _, _, drawn, counts = jax.lax.while_loop(unfinished, step, (1, key, drawn, counts))
-    return drawn, counts | {"missing": jnp.maximum(n - counts["accepted"], 0)}
+
+def _combine(a: Array, b: Array) -> Array:
+    """Whole numbers are counts; others are the worst of something."""
+    return a + b if jnp.issubdtype(a.dtype, jnp.integer) else jnp.maximum(a, b)
 
 
 @eqx.filter_jit
