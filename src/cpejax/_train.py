@@ -155,7 +155,8 @@ def train(
         optax.clip_by_global_norm(10.0), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
     # Copies: the compiled epoch gives its arguments' memory to its results.
-    state = State(_copy(weights), _copy(weights), optimiser.init(weights), _copy(weights), jnp.zeros((), jnp.int32))
+    weights = _copy(weights)
+    state = State(weights, _copy(weights), optimiser.init(weights), _copy(weights), jnp.zeros((), jnp.int32))
     history = History()
     epoch_number = 0
     run: dict[str, Any] = {}
