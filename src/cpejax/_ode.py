@@ -24,7 +24,7 @@ PROBES = 16
 """Random directions of Hutchinson's estimate in more dimensions."""
 
 
-def grid(steps: int) -> Float[Array, " steps+1"]:
+def grid(steps: int) -> Float[Array, " points"]:
     """`s = 1 − (1 − i/steps)²`: fine at the end, where a narrow posterior takes shape."""
     return 1 - (1 - jnp.arange(steps + 1) / steps) ** 2
 

@@ -1,0 +1,296 @@
+"""All-in-one posterior estimation (Gloeckler et al. 2024; paper, appendix C): a transformer that denoises any subset of
+a program's numbers given the others.
+
+Departures from the original: random conditions are of whole sites, not of single numbers, from a list of at most
+`PATTERNS`, and half of the training is for the posterior; the network predicts the noise; time is added to the tokens
+before they read one another; numbers of one member of a site always read one another; given tokens read one another
+only, with a directed mask. A directed mask is the posterior program of the sites that are not given. As every mask on
+noisy numbers it biases correlated posteriors; `docs/baselines.md` has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from cpejax._attention import Transformer
+from cpejax._base import Prior, with_data
+from cpejax._condition import DataVector
+from cpejax._coordinates import Coordinates, Values, plates_last
+from cpejax._diffusion import Diffusion, Predict
+from cpejax._embed import Fixed, Standardise
+from cpejax._flow import Flow, Solver
+from cpejax._graph import Graph
+from cpejax._invert import invert
+from cpejax._ode import log_density, transport
+from cpejax._program import Program
+from cpejax._pse import Sampler
+from cpejax._vector import Kind, labels_of
+
+Mask = Literal["directed", "undirected", "none"]
+
+PATTERNS = 15
+"""How many sets of given sites are trained on: all there are for up to four sites."""
+
+
+class Patterns(Fixed):
+    """Which tokens are given in each pattern of training, the posterior's first, and who may then read whom."""
+
+    given: Bool[Array, "p t"]
+    masks: Bool[Array, "p t t"]
+
+
+class AIOFlow(Flow):
+    """The diffusion of the numbers that are not given, turned back.
+
+    **Arguments:**
+
+    - `program`, `graph`: the program, without arguments, and its graph.
+    - `simulations`: by which values are standardised.
+    - `coordinates`, `mask`, `sampler`, `diffusion`: see `cpe.AIO`; `sizes`: those of `Transformer`.
+    - `like`: the `description` of a flow to be built alike.
+    """
+
+    vectors: Prior
+    data: DataVector
+    net: Transformer
+    patterns: Patterns
+    members: tuple[str, ...] = eqx.field(static=True)  # of each token, in the graph written out
+    sites: tuple[str, ...] = eqx.field(static=True)  # of each token
+    mask: Mask = eqx.field(static=True)
+    diffusion: Diffusion = eqx.field(static=True)
+    sampler: Sampler = eqx.field(static=True)
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        simulations: Mapping[str, np.ndarray],
+        *,
+        coordinates: Kind,
+        mask: Mask,
+        diffusion: Diffusion,
+        sampler: Sampler,
+        sizes: Mapping[str, int],
+        like: Mapping[str, Any] | None = None,
+        key: PRNGKeyArray,
+    ):
+        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
+        self.vectors = Prior(program, graph, values, coordinates)
+        self.data = DataVector(graph, values, {}, like["heavy"] if like else None)
+        labels = list(self.vectors.vector.labels)
+        for name in graph.data:
+            labels += labels_of(graph.sites[name], graph, jax.ShapeDtypeStruct(self._shape(name), jnp.float32))
+        self.members = tuple(label.member for label in labels)
+        self.sites = tuple(label.site for label in labels)
+        self.mask, self.diffusion, self.sampler = mask, diffusion, sampler
+        self.net = Transformer(len(labels), **sizes, key=key)
+        patterns = _patterns(graph)
+        given = np.array([[site in pattern for site in self.sites] for pattern in patterns])
+        self.patterns = Patterns(jnp.asarray(given), jnp.asarray(np.stack([self._mask(set(p)) for p in patterns])))
+
+    @property
+    def coordinates(self) -> Coordinates:  # type: ignore[override]
+        return self.vectors.vector.coordinates
+
+    @property
+    def may_leave_support(self) -> bool:
+        return self.vectors.vector.may_leave_support
+
+    @property
+    def any_subset(self) -> bool:
+        return True
+
+    @property
+    def solver(self) -> Solver:
+        return "rk45" if self.sampler == "ode" else "euler"
+
+    @property
+    def steps(self) -> int:
+        return 20 if self.sampler == "ode" else 200
+
+    @property
+    def density_steps(self) -> int | None:
+        return None
+
+    def description(self) -> dict[str, Any]:
+        return {"heavy": self.data.description()}
+
+    def numbers_per_draw(self) -> int:
+        tokens, width = len(self.sites), self.net.norm.weight.size
+        return tokens * (8 * width + self.net.blocks[0].heads * tokens)
+
+    # Numbers
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a data site's numbers, `(*plates, size)`."""
+        graph = self.coordinates.graph
+        site = graph.sites[name]
+        return (*(size for plate, size in graph.plates.items() if plate in site.dims), site.size)
+
+    def _numbers(self, values: Values) -> Float[Array, "n t"]:
+        """All numbers of all sites, standardised."""
+        return jnp.concatenate([self.vectors.to_vectors(values), self.data(values)], axis=-1)
+
+    def _values(self, numbers: Float[Array, "n t"], given: Values) -> Values:
+        """The values of the sites that are not given."""
+        graph = self.coordinates.graph
+        vector, rest = jnp.split(numbers, [self.vectors.size], axis=-1)
+        data: Values = {}
+        parts = jnp.split(rest, np.cumsum([math.prod(self._shape(name)) for name in graph.data])[:-1], axis=-1)
+        for name, part in zip(graph.data, parts, strict=True):
+            site = graph.sites[name]
+            if name in given:
+                data[name] = jnp.broadcast_to(given[name], (len(numbers), *site.shape))
+            else:
+                rows = _undo(self.data.standard[name], part.reshape(len(numbers), *self._shape(name)))
+                data[name] = jax.vmap(lambda x, s=site: plates_last(x, s.shape, s.dims, tuple(graph.plates)))(rows)
+        scaled = self.vectors.centre + self.vectors.scale * vector
+        values = jax.vmap(self.vectors.vector.unflatten)(scaled, data) | data
+        return {name: x for name, x in values.items() if name not in given}
+
+    # Who reads whom
+
+    def _mask(self, given: set[str]) -> Bool[np.ndarray, "t t"]:
+        """`mask[i, j]`: token i reads token j."""
+        graph = self.coordinates.graph
+        if self.mask == "none":
+            return np.ones((len(self.sites), len(self.sites)), bool)
+        if self.mask == "undirected":
+            moral = nx.moral_graph(graph.ground().to_networkx())
+            reads = {member: set(moral[member]) for member in moral}
+        else:
+            sites = {name: replace(site, observed=name in given) for name, site in graph.sites.items()}
+            reads = {member: set(p) for member, p in invert(Graph(sites, graph.plates)).ground().items()}
+        return np.array([[b == a or b in reads.get(a, ()) for b in self.members] for a in self.members])
+
+    # Training
+
+    def prepare(self, values: Values) -> Float[Array, "n t"]:
+        return self._numbers(values)
+
+    def loss(self, rows: Float[Array, "n t"], key: PRNGKeyArray) -> Float[Array, ""]:
+        """The squared error of the predicted noise, of the numbers that are not given."""
+        n, t = rows.shape
+        key_pattern, key_noise = jax.random.split(key)
+        others = jnp.ones(len(self.patterns.given) - 1) / (len(self.patterns.given) - 1)
+        chance = jnp.concatenate([jnp.ones(1), others]) / 2
+        pattern = jax.random.choice(key_pattern, len(chance), (n,), p=chance)
+        given = self.patterns.given[pattern]
+        time, noisy, noise = self.diffusion.noisy(rows, key=key_noise)
+        tokens = self.net.tokens(jnp.where(given, rows, noisy), jnp.arange(t), given)
+        none = tokens[:, :0]
+        found = self.net(none, tokens, time, jnp.ones((1, 0, 0), bool), self.patterns.masks[pattern])
+        return jnp.sum(jnp.where(given, 0.0, (found - noise) ** 2), axis=-1).mean()
+
+    # Draws and densities
+
+    def _known(self, data: Values) -> tuple[Float[Array, " t"], Bool[np.ndarray, " t"]]:
+        """All numbers, of which those of the given sites count, and which these are."""
+        for name, needs in self.vectors.vector.needs().items():
+            late = [other for other in needs if other not in data]
+            if name in data and late:
+                raise ValueError(
+                    f"given has '{name}', but its {self.vectors.vector.kind} coordinates depend on '{late[0]}', which "
+                    "is not given. Give that too, or use coordinates='plain'."
+                )
+        filled = {name: x[None] for name, x in (self.coordinates.example | data).items()}
+        return self._numbers(filled)[0], np.array([site in data for site in self.sites])
+
+    def _predict(self, data: Values) -> Predict:
+        """The noise of the numbers that are not given, for one observation."""
+        numbers, given = self._known(data)
+        inside, outside = np.flatnonzero(given), np.flatnonzero(~given)
+        mask = self._mask(set(data))
+        if self.mask == "directed":
+            known = self.net.tokens(numbers[None, inside], inside, jnp.ones((1, len(inside)), bool))
+            mask_known = jnp.asarray(mask[np.ix_(inside, inside)])[None]
+            mask_rest = jnp.asarray(mask[np.ix_(outside, np.concatenate([inside, outside]))])[None]
+
+            def predict(t: Array, u: Array) -> Array:
+                tokens = self.net.tokens(u, outside, jnp.zeros((1, len(outside)), bool))
+                return self.net(known, tokens, t[None], mask_known, mask_rest)
+
+            return predict
+
+        def predict_all(t: Array, u: Array) -> Array:
+            everything = jnp.broadcast_to(numbers, (len(u), len(numbers))).at[:, outside].set(u)
+            tokens = self.net.tokens(everything, np.arange(len(given)), jnp.asarray(given)[None])
+            return self.net(tokens[:, :0], tokens, t[None], jnp.ones((1, 0, 0), bool), jnp.asarray(mask)[None])[
+                :, outside
+            ]
+
+        return predict_all
+
+    def sample(
+        self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
+    ) -> tuple[Values, dict[str, Array]]:
+        numbers, given = self._known(data)
+        key_base, key_steps = jax.random.split(key)
+        u = jax.random.normal(key_base, (n, int((~given).sum())))
+        predict = self._predict(data)
+        if self.sampler == "ode":
+            u = transport(self.diffusion.flow(predict), u, steps=steps, solver=solver)
+        elif solver == "euler":
+            u = self.diffusion.reverse(predict, u, steps, key=key_steps)
+        else:
+            raise ValueError("The reverse SDE goes in equal steps: solver must be 'euler', or cpe.AIO(sampler='ode').")
+        everything = jnp.broadcast_to(numbers, (n, len(numbers))).at[:, np.flatnonzero(~given)].set(u)
+        return self._values(everything, data), {}
+
+    def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:
+        return self.log_probs(values, data, steps=steps).mean(1)
+
+    def log_probs(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, "n k"]:
+        full = with_data(values, data)
+        _, given = self._known(data)
+        u = self._numbers(full)[:, ~given]
+        found = log_density(self.diffusion.flow(self._predict(data)), u, steps=steps)
+        return found + self._log_volume(full, given)[:, None]
+
+    def _log_volume(self, full: Values, given: Bool[np.ndarray, " t"]) -> Float[Array, " n"]:
+        """`log |d numbers / d values|` of what is not given."""
+        free = {site for site, known in zip(self.sites, given, strict=True) if not known}
+        total = jax.vmap(lambda v: self.vectors.vector.log_volume(v, free))(full)
+        total -= jnp.log(self.vectors.scale[~given[: self.vectors.size]]).sum()
+        # Each number of the data is a function of one value.
+        data = {name: full[name] for name in self.coordinates.graph.data}
+        _, slopes = jax.jvp(self.data, (data,), (jax.tree.map(jnp.ones_like, data),))
+        return total + jnp.log(slopes[:, ~given[self.vectors.size :]]).sum(-1)
+
+
+def _patterns(graph: Graph) -> list[tuple[str, ...]]:
+    """The sets of given sites that are trained on: first the data, then the parameters, nothing, and others."""
+    sites = tuple(graph.sites)
+    first = [graph.data, graph.parameters, ()]
+    if 2 ** len(sites) - 1 <= PATTERNS:
+        every = [c for size in range(len(sites)) for c in combinations(sites, size)]
+        return first + [p for p in every if set(p) not in [set(f) for f in first]]
+    rng = np.random.default_rng(0)
+    found = list(first)
+    while len(found) < PATTERNS:
+        chosen = rng.random(len(sites)) < rng.choice([0.3, 0.7])
+        pattern = tuple(site for site, is_in in zip(sites, chosen, strict=True) if is_in)
+        if len(pattern) < len(sites) and set(pattern) not in [set(f) for f in found]:
+            found.append(pattern)
+    return found
+
+
+def _undo(standard: Standardise, y: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+    """The values of `standard.one_each`; of heavy-tailed columns within what was simulated."""
+    x = standard.centre + standard.scale * y
+    if not standard.heavy:
+        return x
+    which = list(standard.heavy)
+    scaled = jax.vmap(jnp.interp, in_axes=(-1, None, 0), out_axes=-1)(y[..., which], standard.scores, standard.knots)
+    return x.at[..., which].set(scaled * standard.scale[jnp.asarray(which)])

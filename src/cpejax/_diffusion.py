@@ -1,0 +1,91 @@
+"""The variance-preserving diffusion of Song et al. (2021), `du = −½β(t) u dt + √β(t) dW`, β linear in t.
+
+From `u₁`, a posterior draw, noise makes `u_t = cos(a) u₁ + sin(a) ε` with `cos a = exp(−½ ∫₀ᵗ β)`. All is written in
+the angle `a`: the probability-flow equation has no singularity at its end there, and the field of a standard normal law
+is zero. Networks predict `ε`; the score is `−ε / sin a`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cpejax._ode import Field, grid
+
+Predict = Callable[[Array, Float[Array, "n d"]], Float[Array, "n d"]]
+"""The noise in `n` noisy vectors, from the time as networks read it."""
+
+SHORTEST = 1e-5
+"""The time at which sampling ends, and below which none is trained on."""
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """The schedule `β(t) = low + t (high − low)` for t in [0, 1]."""
+
+    low: float
+    high: float
+
+    def angle(self, t: Array | float) -> Array:
+        """`a(t)`."""
+        minus_log_cos = 0.5 * self.low * t + 0.25 * (self.high - self.low) * jnp.square(t)
+        return jnp.arctan2(jnp.sqrt(-jnp.expm1(-2 * minus_log_cos)), jnp.exp(-minus_log_cos))
+
+    def clock(self, angle: Array) -> Array:
+        """Time as networks read it: the angle, from 0 to 1. In t itself the last, decisive part would be a moment."""
+        return 2 / math.pi * angle
+
+    def _angles(self, s: Array) -> tuple[Array, Array]:
+        """The angle at `s` from 0, the base, to 1, and its derivative."""
+        first, last = self.angle(1.0), self.angle(SHORTEST)
+        return first + s * (last - first), last - first
+
+    def noisy(
+        self, u: Float[Array, "n d"], *, key: PRNGKeyArray
+    ) -> tuple[Float[Array, " n"], Float[Array, "n d"], Float[Array, "n d"]]:
+        """For a batch: times as networks read them, uniform in t and stratified; noisy vectors; and their noise.
+
+        Denoising score matching with the usual weight `sin² a` is the squared error of the noise.
+        """
+        n = len(u)
+        key_t, key_noise = jax.random.split(key)
+        t = SHORTEST + (1 - SHORTEST) * (jnp.arange(n) + jax.random.uniform(key_t, (n,))) / n
+        noise = jax.random.normal(key_noise, u.shape)
+        angle = self.angle(t)
+        return self.clock(angle), jnp.cos(angle)[:, None] * u + jnp.sin(angle)[:, None] * noise, noise
+
+    def flow(self, predict: Predict) -> Field:
+        """The probability-flow equation: `du/da = cos(a) ε − sin(a) u₁`, with `u₁` the estimate that goes with `ε`."""
+
+        def field(s: Array, u: Array) -> Array:
+            angle, slope = self._angles(s)
+            return slope * (predict(self.clock(angle), u) - jnp.sin(angle) * u) / jnp.cos(angle)
+
+        return field
+
+    def reverse(self, predict: Predict, u: Float[Array, "n d"], steps: int, *, key: PRNGKeyArray) -> Array:
+        """The reverse diffusion, from the base, by steps that are exact where the estimate of `u₁` is.
+
+        A step draws from the law of the noisy vector at the next angle given this one and the estimate (the ancestral
+        steps of Ho et al. 2020); more steps tend to the reverse equation, as those of Euler and Maruyama do.
+        """
+        angles, _ = self._angles(grid(steps))
+        keys = jax.random.split(key, steps)
+
+        def step(u: Array, i: Array) -> tuple[Array, None]:
+            now, then = angles[i], angles[i + 1]
+            noise = predict(self.clock(now), u)
+            clean = (u - jnp.sin(now) * noise) / jnp.cos(now)
+            # The variance of what diffusion adds on the way from `then` to `now`, as far as it is not known from `u`.
+            added = 1 - (jnp.cos(now) / jnp.cos(then)) ** 2
+            spread = jnp.sin(then) / jnp.sin(now) * jnp.sqrt(added)
+            kept = jnp.sqrt(jnp.maximum(jnp.sin(then) ** 2 - spread**2, 0.0))
+            fresh = jax.random.normal(keys[i], u.shape)
+            return jnp.cos(then) * clean + kept * noise + spread * fresh, None
+
+        return jax.lax.scan(step, u, jnp.arange(steps))[0]

@@ -1,0 +1,160 @@
+"""What FMPE and PSE share: the network of the paper's appendix C, and draws and densities by its field."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from cpejax._ancestral import TimeFeatures
+from cpejax._base import Prior, with_data
+from cpejax._condition import DataVector
+from cpejax._coordinates import Coordinates, Values
+from cpejax._embed import Embedding, silu
+from cpejax._flow import Flow, Solver
+from cpejax._graph import Graph
+from cpejax._ode import Field, log_density, transport
+from cpejax._program import Program
+from cpejax._vector import Kind
+
+
+class JointNet(eqx.Module):
+    """A vector from parameters, data and time: each embedded by two layers, then two layers on all three.
+
+    SiLU after every layer but the last. The first joint layer is a sum over the three, each computed for itself: when
+    drawing, that of the data is computed once for an observation and that of time once for a step.
+    """
+
+    theta: eqx.nn.MLP
+    data: eqx.nn.MLP
+    time: TimeFeatures
+    layers: tuple[eqx.nn.Linear, eqx.nn.Linear, eqx.nn.Linear]
+
+    def __init__(self, parameters: int, features: int, width: int, hidden: int, *, key: PRNGKeyArray):
+        keys = jax.random.split(key, 6)
+        self.theta = eqx.nn.MLP(parameters, width, width, 1, silu, silu, key=keys[0])
+        self.data = eqx.nn.MLP(features, width, width, 1, silu, silu, key=keys[1])
+        self.time = TimeFeatures(64, key=keys[2])
+        self.layers = (
+            eqx.nn.Linear(2 * width + 64, hidden, key=keys[3]),
+            eqx.nn.Linear(hidden, hidden, key=keys[4]),
+            eqx.nn.Linear(hidden, parameters, key=keys[5]),
+        )
+
+    def of_data(self, x: Float[Array, "n f"]) -> Float[Array, "n h"]:
+        """What data add to the first joint layer."""
+        h = jax.vmap(self.data)(x)
+        width = h.shape[1]
+        return h @ self.layers[0].weight[:, width : 2 * width].T + self.layers[0].bias
+
+    def of_time(self, t: Float[Array, " n"]) -> Float[Array, "n h"]:
+        """What time adds to the first joint layer."""
+        h = silu(self.time(t))
+        return h @ self.layers[0].weight[:, -h.shape[1] :].T
+
+    def __call__(self, u: Float[Array, "n d"], condition: Float[Array, "#n h"]) -> Float[Array, "n d"]:
+        """`condition`: the sum of `of_data` and `of_time`."""
+        h = jax.vmap(self.theta)(u)
+        h = silu(h @ self.layers[0].weight[:, : h.shape[1]].T + condition)
+        h = silu(jax.vmap(self.layers[1])(h))
+        return jax.vmap(self.layers[2])(h)
+
+
+class JointFlow(Flow):
+    """A field on the vector of all parameters, unmasked, that is a function of `JointNet`.
+
+    **Arguments:**
+
+    - `program`, `graph`: the program, without arguments, and its graph.
+    - `simulations`: by which parameters and data are standardised.
+    - `embed`, `coordinates`, `width`, `hidden`: see `cpe.FMPE`.
+    - `like`: the `description` of a flow to be built alike.
+    """
+
+    vectors: Prior
+    data: DataVector
+    net: JointNet
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        simulations: Mapping[str, np.ndarray],
+        embed: Mapping[str, Embedding],
+        *,
+        coordinates: Kind,
+        width: int,
+        hidden: int,
+        like: Mapping[str, Any] | None = None,
+        key: PRNGKeyArray,
+    ):
+        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
+        self.vectors = Prior(program, graph, values, coordinates)
+        self.data = DataVector(graph, values, embed, like["heavy"] if like else None)
+        self.net = JointNet(self.vectors.size, self.data.size, width, hidden, key=key)
+
+    @abstractmethod
+    def field(self, data: Float[Array, "1 h"]) -> Field:
+        """The field for one observation, whose part of the first joint layer is `data`."""
+
+    @property
+    def coordinates(self) -> Coordinates:  # type: ignore[override]
+        return self.vectors.vector.coordinates
+
+    @property
+    def may_leave_support(self) -> bool:
+        return self.vectors.vector.may_leave_support
+
+    @property
+    def solver(self) -> Solver:
+        return "rk45"
+
+    @property
+    def density_steps(self) -> int | None:
+        return None
+
+    def description(self) -> dict[str, Any]:
+        return {"heavy": self.data.description()}
+
+    def numbers_per_draw(self) -> int:
+        width, hidden = self.net.theta.out_size, self.net.layers[1].out_features
+        assert isinstance(width, int)
+        return 2 * (width + hidden) + 16 * self.vectors.size
+
+    # Training
+
+    def prepare(self, values: Values) -> dict[str, Any]:
+        data = {name: values[name] for name in self.data.graph.data}
+        return {"u": self.vectors.to_vectors(values), "x": data if self.data.embed else self.data(data)}
+
+    def _condition(self, rows: dict[str, Any], t: Float[Array, " n"]) -> Float[Array, "n h"]:
+        """What data and time add to the first joint layer, for a batch of simulations with a time each."""
+        x = self.data(rows["x"]) if self.data.embed else rows["x"]
+        return self.net.of_data(x) + self.net.of_time(t)
+
+    # Draws and densities
+
+    def _of_observation(self, data: Values) -> Float[Array, "1 h"]:
+        return self.net.of_data(self.data({name: x[None] for name, x in data.items()}))
+
+    def sample(
+        self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
+    ) -> tuple[Values, dict[str, Array]]:
+        u = jax.random.normal(key, (n, self.vectors.size))
+        u = transport(self.field(self._of_observation(data)), u, steps=steps, solver=solver)
+        return self.vectors.to_values(u, data), {}
+
+    def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:
+        return self.log_probs(values, data, steps=steps).mean(1)
+
+    def log_probs(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, "n k"]:
+        full = with_data(values, data)
+        field = self.field(self._of_observation(data))
+        found = log_density(field, self.vectors.to_vectors(full), steps=steps)
+        return found + self.vectors.log_volume(full)[:, None]
