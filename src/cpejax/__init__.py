@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cpejax._baselines import AIO, FMPE, PSE
 from cpejax._embed import ConvEmbedding, MLPEmbedding, RecurrentEmbedding, SetEmbedding
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram, invert
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from cpejax._reference import reference
 
 __all__ = [
+    "AIO",
     "CPE",
+    "FMPE",
+    "PSE",
     "Check",
     "ConvEmbedding",
     "Graph",

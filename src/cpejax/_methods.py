@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from cpejax._ancestral import AncestralFlow
+from cpejax._baselines import AIO, FMPE, PSE
 from cpejax._embed import Embedding
 from cpejax._flow import Flow
 from cpejax._graph import Graph
@@ -79,5 +80,5 @@ class CPE:
         )
 
 
-METHODS: dict[str, type[Any]] = {"CPE": CPE}
+METHODS: dict[str, type[Any]] = {"AIO": AIO, "CPE": CPE, "FMPE": FMPE, "PSE": PSE}
 """The methods by name, as saved posteriors name them."""
