@@ -40,7 +40,7 @@ class CPE:
     depth: int = 5
     hidden: int = 64
     components: int = 8
-    draws: int = 4
+    draws: int = 2
     members: int = 32
 
     def __post_init__(self) -> None:
