@@ -4,8 +4,15 @@ Do not import `cpejax` at the top of this file: the import hook that checks jaxt
 `pyproject.toml`) is installed after it is read, and must come before the package is imported.
 """
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+
 import hypothesis
+import jax
+import jaxtyping
 import matplotlib
+import pytest
 
 matplotlib.use("Agg")
 
@@ -15,3 +22,20 @@ matplotlib.use("Agg")
 # A deadline would time JAX's compilation; random examples would let a change fail for reasons that are not its own.
 hypothesis.settings.register_profile("cpejax", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("cpejax")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Programs that are the same are compiled once in a session: most of the tests' time is compilation."""
+    folder = tempfile.mkdtemp(prefix="cpejax-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No checks of annotations, as for a user: a value of the wrong type meets the package's own error."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
