@@ -6,14 +6,14 @@
     python benchmarks/baselines.py --quick correlated/AIO peer/slcp   # does it run? Small numbers, nothing is written
 
 Results are written to benchmarks/results/baselines.json as they come; what is there already is not computed again,
-unless `--again`. The peer's environment is `.venv-peers` (`make peers`), or the interpreter named by `--peer`. Times are
-those of an otherwise idle machine, or no good.
+unless `--again`. The peer's environment is `.venv-peers` (`make peers`), or the interpreter named by `--peer`. Times
+are those of an otherwise idle machine, or no good.
 
 * `linear_gaussian/<method>`: C2ST against exact draws of the task, over several observations.
-* `correlated/<method>`: the errors of the posterior correlations of three parameters, two of which are seen as a sum each
-  time, and of the standard deviations.
+* `correlated/<method>`: the errors of the posterior correlations of three parameters, two of which are seen as a sum
+  each time, and of the standard deviations.
 * `peer/<task>`: FMPE and sbi's FMPE with the same network, simulations, batches and epochs: C2ST of both over the same
-  observations, an epoch's and the draws' seconds. Both draw by Dormand-Prince 5(4), each with its own default tolerances.
+  observations, an epoch's and the draws' seconds. Both draw by Dormand-Prince 5(4), each with its own tolerances.
 """
 
 import argparse
@@ -174,8 +174,12 @@ def peer(name):
 
 def measure_ours(task, simulations, observations, size):
     marks = [time.perf_counter()]
+
     # `fit` says at the end of each epoch how far it is; here a clock listens instead of a progress bar.
-    with mock.patch.object(_posterior._Bar, "update", lambda *_: marks.append(time.perf_counter())):
+    def mark(*_):
+        marks.append(time.perf_counter())
+
+    with mock.patch.object(_posterior._Bar, "update", mark):
         posterior = cpe.fit(
             task.program,
             simulations,

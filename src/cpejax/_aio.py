@@ -100,7 +100,7 @@ class AIOFlow(Flow):
         self.patterns = Patterns(jnp.asarray(given), jnp.asarray(np.stack([self._mask(set(p)) for p in patterns])))
 
     @property
-    def coordinates(self) -> Coordinates:  # type: ignore[override]
+    def coordinates(self) -> Coordinates:  # type: ignore[override, misc]
         return self.vectors.vector.coordinates
 
     @property
@@ -127,7 +127,9 @@ class AIOFlow(Flow):
         return {"heavy": self.data.description()}
 
     def numbers_per_draw(self) -> int:
-        tokens, width = len(self.sites), self.net.norm.weight.size
+        scale = self.net.norm.weight
+        assert scale is not None
+        tokens, width = len(self.sites), scale.size
         return tokens * (8 * width + self.net.blocks[0].heads * tokens)
 
     # Numbers

@@ -83,10 +83,11 @@ class Block(eqx.Module):
         unknown = unknown + self._read(second, [first, second] if first.shape[1] else [second], mask)
         if first.shape[1]:
             known = known + self._read(first, [first], mask_known)
-        return tuple(
-            x + _map(self.narrow, silu(_map(self.wide, _map(self.norms[1], x)))) if x.shape[1] else x
-            for x in (known, unknown)
-        )
+        return self._widen(known), self._widen(unknown)
+
+    def _widen(self, x: Array) -> Array:
+        """The network on each token alone."""
+        return x + _map(self.narrow, silu(_map(self.wide, _map(self.norms[1], x)))) if x.shape[1] else x
 
 
 class Transformer(eqx.Module):

@@ -51,7 +51,9 @@ class JointNet(eqx.Module):
         """What data add to the first joint layer."""
         h = jax.vmap(self.data)(x)
         width = h.shape[1]
-        return h @ self.layers[0].weight[:, width : 2 * width].T + self.layers[0].bias
+        bias = self.layers[0].bias
+        assert bias is not None
+        return h @ self.layers[0].weight[:, width : 2 * width].T + bias
 
     def of_time(self, t: Float[Array, " n"]) -> Float[Array, "n h"]:
         """What time adds to the first joint layer."""
@@ -104,7 +106,7 @@ class JointFlow(Flow):
         """The field for one observation, whose part of the first joint layer is `data`."""
 
     @property
-    def coordinates(self) -> Coordinates:  # type: ignore[override]
+    def coordinates(self) -> Coordinates:  # type: ignore[override, misc]
         return self.vectors.vector.coordinates
 
     @property
@@ -125,6 +127,7 @@ class JointFlow(Flow):
     def numbers_per_draw(self) -> int:
         width, hidden = self.net.theta.out_size, self.net.layers[1].out_features
         assert isinstance(width, int)
+        assert isinstance(hidden, int)
         return 2 * (width + hidden) + 16 * self.vectors.size
 
     # Training
