@@ -99,8 +99,8 @@ class AIOFlow(Flow):
         given = np.array([[site in pattern for site in self.sites] for pattern in patterns])
         self.patterns = Patterns(jnp.asarray(given), jnp.asarray(np.stack([self._mask(set(p)) for p in patterns])))
 
-    @property
-    def coordinates(self) -> Coordinates:  # type: ignore[override, misc]
+    @property  # type: ignore[misc]
+    def coordinates(self) -> Coordinates:  # type: ignore[override]
         return self.vectors.vector.coordinates
 
     @property

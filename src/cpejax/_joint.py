@@ -105,8 +105,8 @@ class JointFlow(Flow):
     def field(self, data: Float[Array, "1 h"]) -> Field:
         """The field for one observation, whose part of the first joint layer is `data`."""
 
-    @property
-    def coordinates(self) -> Coordinates:  # type: ignore[override, misc]
+    @property  # type: ignore[misc]
+    def coordinates(self) -> Coordinates:  # type: ignore[override]
         return self.vectors.vector.coordinates
 
     @property
