@@ -43,7 +43,8 @@ def test_readme_runs(tmp_path, monkeypatch):
     names = {"__name__": "__main__"}
     for block in blocks:  # one after the other, as a reader would
         # The reader's settings are honest; here it only matters that every line runs.
-        exec(compile(block.replace("10_000", "500"), "README.md", "exec"), names)
+        quick = block.replace("10_000", "500").replace("fit(program, sims,", "fit(program, sims, max_epochs=2,")
+        exec(compile(quick, "README.md", "exec"), names)
 
 
 def test_core_does_not_import_extras():
