@@ -13,8 +13,10 @@ help:  ## list the targets
 
 setup: $(INSTALLED)  ## create .venv and install the package and its tools into it
 
-demo: $(INSTALLED)  ## infer the parameters of an example model
-	$(PYTHON) examples/hierarchical.py
+demo: $(INSTALLED)  ## from a model and data to a report in demo/, and the same posterior by MCMC (minutes)
+	rm -rf demo
+	.venv/bin/cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out demo --steps 6000
+	$(PYTHON) benchmarks/examples.py picture demo
 
 test: $(INSTALLED)  ## run the tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile
@@ -37,7 +39,7 @@ speed: $(INSTALLED) $(PEERS_INSTALLED)  ## measure the speed beside a peer (idle
 	$(PYTHON) benchmarks/speed.py
 
 clean:  ## remove .venv and everything generated
-	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site demo
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An install is bound to the folder it was made in (scripts and the editable package hold its path), so the stamp holds

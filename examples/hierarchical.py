@@ -3,8 +3,9 @@
 `mu` is the mean of the group means `beta`, which scatter around it by `tau`; each group is measured ten times, with
 noise of scale `sigma` and tails that are heavier than a normal's (Tukey's h-distribution).
 
-    python examples/hierarchical.py
     cpejax graph examples/hierarchical.py
+    cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out run/
+    python examples/hierarchical.py
 """
 
 import arviz_stats
@@ -16,6 +17,14 @@ import numpyro.distributions as dist
 import cpejax as cpe
 
 GROUPS, MEASUREMENTS = 8, 10
+
+# What the measurements in hierarchical.json were simulated with.
+truth = {
+    "mu": -2.515,
+    "tau": 1.388,
+    "sigma": 2.302,
+    "beta": [-3.923, -0.312, -2.536, -3.662, -1.794, -4.954, -3.49, -2.158],
+}
 
 
 def measure(key, beta, sigma):

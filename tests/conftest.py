@@ -39,3 +39,13 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(scope="module")
+def compile_fast() -> Iterator[None]:
+    """Code that is compiled fast and runs slowly: for networks that train for an epoch or three."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, before)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 import sys
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -21,7 +17,10 @@ from rich.text import Text
 
 from cpejax._graph import Graph, listing
 from cpejax._invert import PosteriorProgram, invert
-from cpejax._program import Program
+from cpejax._model import Failure, blaming, load_model, summary
+
+if TYPE_CHECKING:
+    from cpejax._run import Run
 
 __all__ = ["app"]
 
@@ -51,18 +50,289 @@ def main(
 ) -> None:
     """Infer the parameters of a NumPyro program from simulations.
 
+    `cpejax infer MODEL.py --given data.json --out run/` does it all: it simulates, trains, draws from the posterior,
+    checks it and writes a report. `simulate`, `fit`, `sample` and `check` are its stages, one by one.
+
     A MODEL is a Python file that defines `program`, a NumPyro model, and, where it needs them,
-    `args` and `kwargs` (what the program is called with) and `observed` (the names of its data sites).
+    `args` and `kwargs` (what the program is called with), `observed` (the names of its data sites),
+    `method` (such as `cpe.CPE(embed=...)`), `data` (the observed data, if not in a file) and `truth` (the parameters,
+    if they are known).
     """
 
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL.py", help="A Python file that defines `program`.")]
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.py", help="A Python file that defines `program`.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+
+
+# ---- runs
+
+Out = Annotated[Path, typer.Option("--out", metavar="RUN", help="The folder of the run.")]
+Given = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The observed data: JSON, CSV, npz or NetCDF, with a value for each data site. "
+        "Left out: `data` in the model file.",
+    ),
+]
+Simulations = Annotated[
+    int | None, typer.Option(min=20, metavar="N", help="Simulations to train on.", show_default="10000")
+]
+Seed = Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Decides all random numbers.", show_default="0")]
+MethodName = Annotated[
+    str | None, typer.Option("--method", help="The method, by name.", show_default="that of the model file, or cpe")
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="The most epochs to train for.", show_default="2000")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Gradient steps to train for.", show_default="20000")]
+Draws = Annotated[int | None, typer.Option(min=1, help="Draws from the posterior.", show_default="4000")]
+CheckSimulations = Annotated[
+    int | None, typer.Option(min=20, metavar="N", help="New simulations to check with.", show_default="1000")
+]
+Truth = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The true parameters, if they are known, to be shown beside the posterior."),
+]
+Fitted = Annotated[
+    Path | None,
+    typer.Option("--fit", metavar="RUN", help="Use the model that this run has fitted; nothing is trained."),
+]
+Timeout = Annotated[
+    float, typer.Option(min=0, help="Seconds that one call of a simulator on the host may take; 0 for no limit.")
+]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Replace what the run has made from other inputs, instead of an error.")
+]
+
+
+@app.command()
+def infer(
+    model: ModelFile,
+    given: Given = None,
+    out: Out = Path("run"),
+    simulations: Simulations = None,
+    method: MethodName = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    draws: Draws = None,
+    check_simulations: CheckSimulations = None,
+    truth: Truth = None,
+    fit: Fitted = None,
+    seed: Seed = None,
+    timeout: Timeout = 600.0,
+    restart: Restart = False,
+    debug: Debug = False,
+) -> None:
+    """From a model and data to a posterior, checked, with a report.
+
+    Simulates from the program, trains on the simulations, draws from the posterior of the data, checks whether it can
+    be trusted, and writes into the folder RUN:
+
+    - `report.html`, the report: open it in a browser
+    - `posterior.nc`, the draws, for ArviZ; `summary.csv`, their mean, sd and quantiles
+    - `check.json`, the checks; `model/`, the fitted model, for `cpe.load`
+    - `simulations.npz` and `check_simulations.npz`, the simulations; `run.json`, what was made from what
+
+    Each is written as its stage completes. After an interruption the same command goes on where it was.
+
+    For other data, without training again:
+    `cpejax infer MODEL.py --given other.json --fit run/ --out other/`
+
+    Example: `cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out run/`
+    """
+    with _running(model, out, restart, timeout, debug) as run:
+        from cpejax import _run as stages
+
+        values, many = stages.read_given(run, given)  # before hours of simulation
+        true = None if many else stages.read_truth(run, truth)
+        stages.choose_method(run.model, method)
+        if fit is None and run.record["options"].get("fit") is None:
+            stages.run_simulate(run, simulations, seed)
+            stages.run_fit(run, method, epochs, steps, seed)
+        posterior, fingerprint = stages.fitted(run, fit)
+        tree = stages.run_sample(run, posterior, fingerprint, values, draws, seed)
+        stages.run_check(run, posterior, fingerprint, values, true, check_simulations, seed, tree)
+        _show(run, stages.summarise(tree, run.graph, true))
+        _show_check(run)
+
+
+@app.command()
+def simulate(
+    model: ModelFile,
+    out: Out = Path("run"),
+    simulations: Simulations = None,
+    seed: Seed = None,
+    timeout: Timeout = 600.0,
+    restart: Restart = False,
+    debug: Debug = False,
+) -> None:
+    """The first stage of a run: simulate.
+
+    Draws parameters and data from the program and writes `RUN/simulations.npz`, an array for each site. A simulation
+    that was interrupted goes on.
+
+    Example: `cpejax simulate examples/sir.py --out run/ --simulations 5000`
+    """
+    with _running(model, out, restart, timeout, debug) as run:
+        from cpejax import _run as stages
+
+        stages.run_simulate(run, simulations, seed)
+        _next(run, "fit")
+
+
+@app.command()
+def fit(
+    model: ModelFile,
+    out: Out = Path("run"),
+    method: MethodName = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    seed: Seed = None,
+    restart: Restart = False,
+    debug: Debug = False,
+) -> None:
+    """The second stage of a run: train a posterior on the simulations.
+
+    Reads `RUN/simulations.npz` and writes `RUN/model/`, which `cpe.load("RUN/model", program)` reads in Python.
+    Training that was interrupted goes on.
+
+    Example: `cpejax fit examples/sir.py --out run/`
+    """
+    with _running(model, out, restart, 0.0, debug) as run:
+        from cpejax import _run as stages
+
+        stages.run_fit(run, method, epochs, steps, seed)
+        _next(run, "sample")
+
+
+@app.command()
+def sample(
+    model: ModelFile,
+    given: Given = None,
+    out: Out = Path("run"),
+    draws: Draws = None,
+    fit: Fitted = None,
+    seed: Seed = None,
+    restart: Restart = False,
+    debug: Debug = False,
+) -> None:
+    """The third stage of a run: draw from the posterior of the data.
+
+    Reads `RUN/model/`, or the model of another run (`--fit`), and writes `RUN/posterior.nc` and `RUN/summary.csv`.
+
+    Example: `cpejax sample examples/sir.py --given data.json --out run/`
+    """
+    with _running(model, out, restart, 0.0, debug) as run:
+        from cpejax import _run as stages
+
+        values, _ = stages.read_given(run, given)
+        posterior, fingerprint = stages.fitted(run, fit)
+        tree = stages.run_sample(run, posterior, fingerprint, values, draws, seed)
+        _show(run, stages.summarise(tree, run.graph))
+        _next(run, "check")
+
+
+@app.command()
+def check(
+    model: ModelFile,
+    given: Given = None,
+    out: Out = Path("run"),
+    check_simulations: CheckSimulations = None,
+    truth: Truth = None,
+    fit: Fitted = None,
+    seed: Seed = None,
+    timeout: Timeout = 600.0,
+    restart: Restart = False,
+    debug: Debug = False,
+) -> None:
+    """The last stage of a run: check the posterior, and write the report.
+
+    Draws from the posteriors of new simulations, whose parameters are known, and tests whether they are calibrated;
+    tests whether the data are typical of the program, and whether the posterior reproduces them. Writes
+    `RUN/check.json` and `RUN/report.html`.
+
+    Example: `cpejax check examples/sir.py --given data.json --out run/`
+    """
+    with _running(model, out, restart, timeout, debug) as run:
+        from cpejax import _run as stages
+
+        values, many = stages.read_given(run, given)
+        true = None if many else stages.read_truth(run, truth)
+        posterior, fingerprint = stages.fitted(run, fit)
+        if "sample" not in run.record["stages"]:
+            raise Failure(f"{run.folder} has no draws to report. First: cpejax sample {model} --out {run.folder}")
+        tree = stages.run_sample(run, posterior, fingerprint, values, None, seed)
+        stages.run_check(run, posterior, fingerprint, values, true, check_simulations, seed, tree)
+        _show_check(run)
+
+
+@contextmanager
+def _running(model: Path, out: Path, restart: bool, timeout: float, debug: bool) -> Iterator[Run]:
+    """A run, alone in its folder; errors in a paragraph, and an interruption said to be one."""
+    with _errors_in_a_paragraph(debug):
+        loaded = load_model(model)
+        from cpejax._run import Interrupted, Run, go_on  # slow to import: a misspelt file name is told at once
+
+        command = ["cpejax", *sys.argv[1:]]
+        run = Run(out, loaded, command=command, restart=restart, timeout=timeout)
+        try:
+            with run.locked():
+                yield run
+        except (Interrupted, KeyboardInterrupt) as interruption:
+            if debug:
+                raise
+            words = str(interruption) or "Interrupted."
+            run.say(f"{words} {go_on(run.folder)}")
+            raise typer.Exit(130) from None
+
+
+def _show(run: Run, frame: Any, most: int = 40) -> None:
+    """The numbers, in the terminal."""
+    from cpejax._report import places
+
+    rows = frame.reset_index()
+    names = {"q05": "5 %", "q25": "25 %", "q75": "75 %", "q95": "95 %"}
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in rows.columns:
+        text = name in ("parameter", "observation")
+        table.add_column(names.get(name, name), justify="left" if text else "right", no_wrap=True)
+    for row in rows.head(most).itertuples(index=False):
+        decimals = places(row.sd)
+        cells = (_cell(x, decimals) for x in row)
+        table.add_row(*map(Text, cells))
+    console = Console()
+    console.print(table)
+    if len(rows) > most:
+        console.print(Text(f"{len(rows) - most} more rows are in {run.folder / 'summary.csv'}."))
+
+
+def _cell(x: Any, decimals: int | None) -> str:
+    if isinstance(x, str | int):
+        return str(x)
+    return f"{x:.4g}" if decimals is None else f"{x:.{decimals}f}"
+
+
+def _show_check(run: Run) -> None:
+    """The checks, in the terminal, and what to open."""
+    import json
+
+    console = Console()
+    about = json.loads((run.folder / "check.json").read_text())
+    for finding in about["findings"]:
+        mark = ("ok   ", "bold green") if finding["ok"] else ("BAD  ", "bold red")
+        console.print(Text.assemble(mark, (f"{finding['check']}: ", "bold"), finding["sentence"]))
+    console.print()
+    report = (run.folder / "report.html").resolve()
+    outcome = "All checks passed." if about["ok"] else "Some checks failed: read them before you use the posterior."
+    console.print(Text.assemble((outcome, "bold"), f" Open {report.as_uri()}"), soft_wrap=True)
+
+
+def _next(run: Run, stage: str) -> None:
+    run.say(f"Next: cpejax {stage} {run.model.path} --out {run.folder}")
 
 
 @app.command()
 def graph(
-    model: Model,
+    model: ModelFile,
     out: Annotated[
         Path, typer.Option(help="The figure to write, .svg or .png; an older one is replaced.", metavar="FILE")
     ] = Path("graph.svg"),
@@ -89,9 +359,8 @@ def graph(
         ending = f"ends in '{out.suffix}'" if out.suffix else "has no suffix"
         raise typer.BadParameter(f"{out} {ending}; a figure is .svg or .png.", param_hint="--out")
     with _errors_in_a_paragraph(debug):
-        loaded = load_model(model)
-        with _blaming(model):
-            prior = Graph.from_program(loaded.program, *loaded.args, observed=loaded.observed, **loaded.kwargs)
+        prior = load_model(model).graph()
+        with blaming(model):
             posterior = invert(prior, how=how, order=order)
         console = Console()
         console.print(_table("Prior program", prior, prior.parents, depends="depends on", distributions=True))
@@ -113,7 +382,7 @@ def _draw(prior: Graph, posterior: PosteriorProgram, out: Path) -> None:
         with plt.rc_context({"svg.hashsalt": "cpejax"}):
             figure.savefig(out, dpi=200, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
     except OSError as error:
-        raise _Failure(f"{out} cannot be written: {error.strerror or error}. Name another file with --out.") from error
+        raise Failure(f"{out} cannot be written: {error.strerror or error}. Name another file with --out.") from error
     finally:
         plt.close(figure)
 
@@ -153,107 +422,23 @@ def tasks() -> None:
     Console().print(table)
 
 
-# ---- models
-
-
-class LoadedModel(NamedTuple):
-    """What a model file defines."""
-
-    program: Program
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    observed: list[str] | None
-
-
-def load_model(path: Path) -> LoadedModel:
-    """Run a model file and take `program` from it, and `args`, `kwargs` and `observed` if they are there."""
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise _Failure(f"{path} {what}. MODEL.py must be a Python file that defines `program`.")
-    module = _run_file(path)
-    program = getattr(module, "program", None)
-    if not callable(program):
-        found = "defines no `program`" if program is None else f"has a `program` that is a {type(program).__name__}"
-        functions = [
-            n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
-        ]
-        hint = f" Its functions are {', '.join(functions)}: rename one, or add `program = ...`." if functions else ""
-        raise _Failure(f"{path} {found}, expected a NumPyro model: def program(): ...{hint}")
-    args, kwargs = getattr(module, "args", ()), getattr(module, "kwargs", {})
-    if not isinstance(args, Sequence) or isinstance(args, str):
-        raise _Failure(
-            f"{path}: `args` is a {type(args).__name__}, expected a tuple of what the program is called with."
-        )
-    if not isinstance(kwargs, Mapping):
-        raise _Failure(
-            f"{path}: `kwargs` is a {type(kwargs).__name__}, expected a dict of what the program is called with."
-        )
-    try:
-        inspect.signature(program).bind(*args, **kwargs)
-    except TypeError as error:
-        raise _Failure(
-            f"{path}: the program takes other arguments than it is given ({error}). "
-            "Define `args` (a tuple) or `kwargs` (a dict) next to it."
-        ) from error
-    return LoadedModel(program, tuple(args), dict(kwargs), getattr(module, "observed", None))
-
-
-def _run_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise _Failure(f"{path} is not a Python file: its name must end in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))  # as if it were run as a script: it may import its neighbours
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise _Failure(f"{path} cannot be loaded: {_summary(error, path)}") from error
-    finally:
-        sys.path.pop(0)
-    return module
-
-
 # ---- errors
-
-
-class _Failure(Exception):
-    """An error that is explained in one paragraph."""
 
 
 @contextmanager
 def _errors_in_a_paragraph(debug: bool) -> Iterator[None]:
     try:
         yield
-    except _Failure as failure:
+    except Failure as failure:
         if debug:
             raise
         _fail(str(failure))
-
-
-@contextmanager
-def _blaming(path: Path) -> Iterator[None]:
-    """Say that an error is the model's."""
-    try:
-        yield
     except Exception as error:
-        raise _Failure(f"{path}: {_summary(error, path)}") from error
-
-
-def _summary(error: Exception, path: Path) -> str:
-    """An error in a sentence: our own messages as they are, others with their type and the line in the model."""
-    ours = isinstance(error, ValueError | TypeError) and _raised_here(error)
-    if ours:
-        return str(error)
-    words = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    lines = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
-    return words + (f" (line {lines[-1].lineno}: {lines[-1].line})" if lines else "")
-
-
-def _raised_here(error: Exception) -> bool:
-    last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return Path(last).resolve().is_relative_to(Path(__file__).resolve().parent)
+        if debug or isinstance(error, typer.Exit | typer.BadParameter | typer.Abort):
+            raise
+        _fail(f"{summary(error)} (Run it again with --debug to see where this happened.)")
 
 
 def _fail(message: str) -> NoReturn:
-    Console(stderr=True).print(Text.assemble(("Error: ", "bold red"), message))
+    Console(stderr=True).print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)
     raise typer.Exit(1)

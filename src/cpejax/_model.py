@@ -1,0 +1,137 @@
+"""Model files: Python files that define a program, and errors in one paragraph."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from cpejax._flow import Method
+from cpejax._graph import Graph
+from cpejax._program import Program
+from cpejax._simulate import bind
+
+
+class Failure(Exception):
+    """An error that is explained in one paragraph."""
+
+
+class Model(NamedTuple):
+    """What a model file defines: `program`, and, if they are there, the others by the same names."""
+
+    path: Path
+    program: Program
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    observed: list[str] | None
+    method: Method | None
+    data: Mapping[str, Any] | None
+    truth: Mapping[str, Any] | None
+
+    @property
+    def bound(self) -> Program:
+        """The program as a function without arguments."""
+        return bind(self.program, self.args, self.kwargs)
+
+    def graph(self) -> Graph:
+        """The program's graph; an error in the program is said to be the model's."""
+        with blaming(self.path):
+            return Graph.from_program(self.program, *self.args, observed=self.observed, **self.kwargs)
+
+
+def load_model(path: Path) -> Model:
+    """Run a model file and take what it defines."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise Failure(f"{path} {what}. MODEL.py must be a Python file that defines `program`.")
+    module = _run_file(path)
+    program = getattr(module, "program", None)
+    if not callable(program):
+        found = "defines no `program`" if program is None else f"has a `program` that is a {type(program).__name__}"
+        functions = [
+            n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+        ]
+        hint = f" Its functions are {', '.join(functions)}: rename one, or add `program = ...`." if functions else ""
+        raise Failure(f"{path} {found}, expected a NumPyro model: def program(): ...{hint}")
+    args, kwargs = getattr(module, "args", ()), getattr(module, "kwargs", {})
+    if not isinstance(args, Sequence) or isinstance(args, str):
+        raise Failure(
+            f"{path}: `args` is a {type(args).__name__}, expected a tuple of what the program is called with."
+        )
+    _check_dict(path, "kwargs", kwargs, "what the program is called with")
+    try:
+        inspect.signature(program).bind(*args, **kwargs)
+    except TypeError as error:
+        raise Failure(
+            f"{path}: the program takes other arguments than it is given ({error}). "
+            "Define `args` (a tuple) or `kwargs` (a dict) next to it."
+        ) from error
+    method = getattr(module, "method", None)
+    if method is not None and (not isinstance(method, Method) or isinstance(method, type)):
+        raise Failure(f"{path}: `method` is a {type(method).__name__}, expected a method such as cpe.CPE().")
+    data, truth = getattr(module, "data", None), getattr(module, "truth", None)
+    _check_dict(path, "data", data, "the observed data")
+    _check_dict(path, "truth", truth, "the true parameters")
+    observed = getattr(module, "observed", None)
+    return Model(path, program, tuple(args), dict(kwargs), observed, method, data, truth)
+
+
+def _check_dict(path: Path, name: str, value: Any, what: str) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise Failure(f"{path}: `{name}` is a {type(value).__name__}, expected a dict of {what}.")
+
+
+def _run_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise Failure(f"{path} is not a Python file: its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))  # as if it were run as a script: it may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise Failure(
+            f'{path} ends Python when it is loaded (SystemExit). Put what is a script behind if __name__ == "__main__":'
+        ) from error
+    except Exception as error:
+        raise Failure(f"{path} cannot be loaded: {summary(error, path)}") from error
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+# ---- errors
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Say that an error is the model's."""
+    try:
+        yield
+    except (Failure, OSError):
+        raise
+    except Exception as error:
+        raise Failure(f"{path}: {summary(error, path)}") from error
+
+
+def summary(error: BaseException, path: Path | None = None) -> str:
+    """An error in a sentence: our own messages as they are, others with their type and the line in the model."""
+    if _raised_here(error):
+        return " ".join(str(error).split())
+    words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f for f in frames if path is not None and Path(f.filename).resolve() == path.resolve()]
+    return words + (f" (line {lines[-1].lineno}: {lines[-1].line})" if lines else "")
+
+
+def _raised_here(error: BaseException) -> bool:
+    if not isinstance(error, ValueError | TypeError | RuntimeError | FloatingPointError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(Path(__file__).resolve().parent)

@@ -1,0 +1,46 @@
+"""Every example runs, and the two whose likelihood is known agree with MCMC."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cpejax as cpe
+from cpejax._data import check_shapes
+
+ROOT = Path(__file__).parents[1]
+TINY = {"width": 8, "depth": 1, "hidden": 8, "components": 1}
+EXAMPLES = ("hierarchical", "sir", "time_series", "command_line", "amortised")
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run_with_tiny_settings(name, capsys, compile_fast):
+    module = load(ROOT / "examples" / f"{name}.py")
+    file = ROOT / "examples" / f"{name}.json"
+    data = json.loads(file.read_text()) if file.exists() else module.data
+    graph = cpe.Graph.from_program(module.program, observed=getattr(module, "observed", None))
+    many = check_shapes({site: np.asarray(x) for site, x in data.items()}, graph, name)
+    assert many == (name == "amortised")
+    for parameter, value in getattr(module, "truth", {}).items():
+        assert np.shape(value) == graph.sites[parameter].shape
+    embed = getattr(getattr(module, "method", None), "embed", {})
+    module.main(simulations=60, draws=50, method=cpe.CPE(**TINY, embed=embed), max_epochs=1)
+    out = capsys.readouterr().out
+    assert all(parameter in out for parameter in graph.parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hierarchical", "sir"])
+def test_examples_agree_with_mcmc(name):
+    found = load(ROOT / "benchmarks" / "examples.py").compare(name)
+    assert found["null"] < 0.53, found
+    assert found["c2st"] <= 0.57, found
