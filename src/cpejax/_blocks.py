@@ -210,7 +210,7 @@ class Blocks(eqx.Module):
         """The diagonal blocks."""
         return jnp.exp(self.log_diagonal()) if self.positive else self.raw()
 
-    def at(self, edges: Array) -> Float[Array, "*edges in out"]:
+    def at(self, edges: Any) -> Float[Array, "*edges in out"]:
         """The blocks of some edges."""
         raise NotImplementedError
 
@@ -225,7 +225,7 @@ class Dense(Blocks):
         each = np.arange(self.wiring.size)
         return self.weight[each, :, each, :]
 
-    def at(self, edges: Array) -> Float[Array, "*edges in out"]:
+    def at(self, edges: Any) -> Float[Array, "*edges in out"]:
         sources, targets = jnp.asarray(self.wiring.sources)[edges], jnp.asarray(self.wiring.targets)[edges]
         return self.weight[sources, :, targets, :]
 
@@ -251,7 +251,7 @@ class Edges(Blocks):
     def raw(self) -> Float[Array, "d in out"]:
         return self.own
 
-    def at(self, edges: Array) -> Float[Array, "*edges in out"]:
+    def at(self, edges: Any) -> Float[Array, "*edges in out"]:
         return self.others[edges]
 
     def __call__(self, h: Float[Array, "d n in"]) -> Float[Array, "d n out"]:
@@ -279,7 +279,7 @@ class LowRank(Blocks):
     def raw(self) -> Float[Array, "d in out"]:
         return self.own
 
-    def at(self, edges: Array) -> Float[Array, "*edges in out"]:
+    def at(self, edges: Any) -> Float[Array, "*edges in out"]:
         sources, targets = jnp.asarray(self.wiring.sources)[edges], jnp.asarray(self.wiring.targets)[edges]
         return self.zeta[sources, :, targets, :] @ self.xi[sources, targets]
 

@@ -142,7 +142,7 @@ class DiscreteFlow(Flow):
 
     # Density
 
-    def to_base(self, u: Float[Array, "n d"], x: Float[Array, "n f"]) -> tuple[Array, Float[Array, " n"]]:
+    def to_base(self, u: Float[Array, "n d"], x: Float[Array, "#n f"]) -> tuple[Array, Float[Array, " n"]]:
         """From posterior to base, for data vectors `x` (one, or one for each), and `log |det|` of it."""
         total = jnp.zeros(len(u))
         for part in self.parts:
@@ -170,10 +170,15 @@ class DiscreteFlow(Flow):
         steps: int,  # noqa: ARG002
         solver: Solver,  # noqa: ARG002
     ) -> tuple[Values, dict[str, Array]]:
-        """Draws by inversion; `residual` is the largest residual, `unsolved` counts those above `TOLERANCE`."""
+        """Draws by inversion; `residual` is the largest residual, `unsolved` counts those above `TOLERANCE`.
+
+        `residual_mean`: their mean, by which a regressor is judged (of many observations, or chunks, the worst).
+        """
         target = self.base.draw(n, data, key=key)
         u, residual = self.from_base(target, self._of_observation(data))
-        return self.base.to_values(u, data), {"residual": residual.max(), "unsolved": jnp.sum(residual > TOLERANCE)}
+        counts = {"residual": residual.max(), "residual_mean": residual.mean()}
+        counts |= {"unsolved": jnp.sum(residual > TOLERANCE), **self.base.count_clipped(u)}
+        return self.base.to_values(u, data), counts
 
     def from_base(self, target: Float[Array, "n d"], x: Float[Array, "1 f"]) -> tuple[Array, Float[Array, " n"]]:
         """From base to posterior, and each draw's residual: by bisection, or by one Newton step from a guess."""

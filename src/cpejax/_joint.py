@@ -151,7 +151,7 @@ class JointFlow(Flow):
     ) -> tuple[Values, dict[str, Array]]:
         u = jax.random.normal(key, (n, self.vectors.size))
         u = transport(self.field(self._of_observation(data)), u, steps=steps, solver=solver)
-        return self.vectors.to_values(u, data), {}
+        return self.vectors.to_values(u, data), self.vectors.count_clipped(u)
 
     def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:
         return self.log_probs(values, data, steps=steps).mean(1)

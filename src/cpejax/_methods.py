@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from cpejax._ancestral import AncestralFlow
-from cpejax._baselines import AIO, FMPE, PSE
+from cpejax._baselines import AIO, FMPE, PSE, check_embed, check_options
+from cpejax._blocknet import Reads
+from cpejax._blocks import Storage
+from cpejax._discrete import DiscreteFlow, InverseBy
 from cpejax._embed import Embedding
 from cpejax._flow import Flow
 from cpejax._graph import Graph
 from cpejax._invert import invert
 from cpejax._program import Program
+from cpejax._triangular import TriangularFlow
+from cpejax._vector import Kind
+
+FlowName = Literal["ancestral", "triangular", "discrete"]
+Inverse = Literal["faithful", "reverse"]
+
+_PAPER = {"inverse", "coordinates", "condition", "reads", "storage", "rank"}
+_OPTIONS: Mapping[str, set[str]] = {
+    "ancestral": {"depth", "components", "draws", "members"},
+    "triangular": _PAPER,
+    "discrete": _PAPER | {"blocks", "inverse_by"},
+}
+"""The options of each flow, besides those that all have: `embed`, `width` and `hidden`."""
 
 
 @dataclass(frozen=True)
@@ -24,31 +40,87 @@ class CPE:
 
     **Arguments:**
 
-    - `flow`: `"ancestral"`, the exact flow.
+    - `flow`: `"ancestral"`, the exact flow; or the paper's own: `"triangular"`, its continuous flow, which is biased
+        where parameters are correlated, or `"discrete"`, its discrete one.
     - `embed`: an Equinox module for a data site, `{"x": module}`; it maps one member's value (standardised, with the
         site's event shape) to a vector of features. Without one, a site's numbers are the features.
-    - `width`, `depth`: of each context network, residual blocks (networks that are pooled have half of them).
-    - `hidden`: of the three layers of each field (the paper's blocks: 64).
+    - `hidden`: of the three layers of each field, or the size of the paper's blocks.
+    - `width`: of each context network (64 by default), or of the paper's data network (128).
+
+    Of the ancestral flow:
+
+    - `depth`: of each context network, residual blocks (networks that are pooled have half of them).
     - `components`: of the normal mixture that straightens each coordinate before the flow.
     - `draws`: times, and noises for each simulation, in a step.
     - `members`: of a plate with more than twice as many members, so many are trained on in a step.
+
+    Of the paper's flows:
+
+    - `inverse`: the posterior program, `"faithful"`, or `"reverse"` as in the paper, which drops true dependencies.
+    - `coordinates`: `"plain"`, the parameters themselves, where draws outside the prior's support are drawn again: the
+        paper's, and the triangular flow's default. `"unconstrained"`, through the bijection of each site's support.
+        `"prior"`, in which the prior is standard normal: the default of the discrete flow with a faithful inverse.
+    - `condition`: data and time are added after the `"first"` map, as in the paper's experiments, or after `"every"`.
+    - `reads`: `"ancestors"`, all maps are masked by the posterior program, as in the paper, so through four of them
+        a parameter reads its ancestors up to four steps away; or `"parents"`, it reads its parents only.
+    - `storage`: of block matrices: `"dense"`, `"edges"`, or what was measured to be faster (`"auto"`).
+    - `rank`: of the blocks between different parameters; `None`: whole blocks.
+    - `blocks`: the discrete flow's maps, one after the other.
+    - `inverse_by`: the discrete flow draws by `"bisection"`, or by a `"regressor"`, trained beside it, and one step of
+        Newton's method.
     """
 
-    flow: Literal["ancestral"] = "ancestral"
+    flow: FlowName = "ancestral"
     embed: Mapping[str, Embedding] = field(default_factory=dict)
-    width: int = 64
+    width: int | None = None
     depth: int = 5
     hidden: int = 64
     components: int = 8
     draws: int = 2
     members: int = 32
+    inverse: Inverse = "faithful"
+    coordinates: Kind | None = None
+    condition: Literal["first", "every"] = "first"
+    reads: Reads = "ancestors"
+    storage: Storage = "auto"
+    rank: int | None = None
+    blocks: int = 1
+    inverse_by: InverseBy = "bisection"
 
     def __post_init__(self) -> None:
-        if self.flow != "ancestral":
-            raise ValueError(f"flow must be 'ancestral', found {self.flow!r}.")
-        for name in ("width", "depth", "hidden", "components", "draws", "members"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, found {getattr(self, name)!r}.")
+        check_options(
+            self,
+            counts=("hidden", "depth", "components", "draws", "members", "blocks"),
+            one_of={
+                "flow": FlowName,
+                "inverse": Inverse,
+                "condition": Literal["first", "every"],
+                "reads": Reads,
+                "storage": Storage,
+                "inverse_by": InverseBy,
+            },
+        )
+        given = [name for name in ("width", "rank") if getattr(self, name) is not None]
+        check_options(self, counts=tuple(given), one_of={"coordinates": Kind} if self.coordinates is not None else {})
+        for f in fields(self):
+            flows = [flow for flow, options in _OPTIONS.items() if f.name in options]
+            if flows and self.flow not in flows and getattr(self, f.name) != f.default:
+                raise ValueError(
+                    f"{f.name}={getattr(self, f.name)!r} is an option of flow={' or '.join(map(repr, flows))}; flow "
+                    f"is {self.flow!r}, which has {sorted(_OPTIONS[self.flow])}."
+                )
+        if self.flow == "discrete" and self.coordinates == "plain":
+            raise ValueError(
+                "The discrete flow has no plain coordinates: its map could leave the prior's support, where the "
+                "likelihood is zero. Use coordinates='prior' or 'unconstrained'."
+            )
+        if self.rank is not None and self.storage != "auto":
+            raise ValueError(f"Blocks of rank {self.rank} have their own storage; found storage={self.storage!r}.")
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        """What training has other defaults for."""
+        return {} if self.flow == "ancestral" else _TRAINING[self.flow]
 
     def build(
         self,
@@ -60,25 +132,31 @@ class CPE:
         like: Mapping[str, Any] | None = None,
     ) -> Flow:
         """The flow for a program, standardised by simulations."""
-        for name in self.embed:
-            if name not in graph.data:
-                raise ValueError(f"embed names '{name}', but the data sites are {list(graph.data)}.")
-        return AncestralFlow(
+        check_embed(self.embed, graph)
+        options = {name: getattr(self, name) for name in _OPTIONS[self.flow] - {"inverse"}}
+        options["width"] = self.width or (64 if self.flow == "ancestral" else 128)
+        if self.flow != "ancestral" and self.coordinates is None:
+            # In reversed order a parameter comes before its prior parents, which its prior coordinates depend on.
+            natural = "prior" if self.inverse == "faithful" else "unconstrained"
+            options["coordinates"] = "plain" if self.flow == "triangular" else natural
+        return _FLOWS[self.flow](
             program,
-            invert(graph),
+            invert(graph, self.inverse),
             graph,
             simulations,
             self.embed,
-            width=self.width,
-            depth=self.depth,
             hidden=self.hidden,
-            components=self.components,
-            draws=self.draws,
-            members=self.members,
+            **options,
             like=like,
             key=key,
         )
 
+
+_FLOWS: Mapping[str, Any] = {"ancestral": AncestralFlow, "triangular": TriangularFlow, "discrete": DiscreteFlow}
+_TRAINING: Mapping[str, Mapping[str, Any]] = {
+    "triangular": {"learning_rate": 1e-3, "weight_decay": 0.0},
+    "discrete": {"learning_rate": 1e-3, "weight_decay": 0.0},
+}
 
 METHODS: dict[str, type[Any]] = {"AIO": AIO, "CPE": CPE, "FMPE": FMPE, "PSE": PSE}
 """The methods by name, as saved posteriors name them."""

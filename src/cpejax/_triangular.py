@@ -6,7 +6,7 @@ in the posterior program's order, so the divergence is a sum of diagonal entries
 
 It is biased wherever parameters are correlated, whatever the mask: see `docs/triangular.md`. `CPE(flow="ancestral")` is
 not. Departures from the paper: parameters and data are standardised, by linear maps; base draws in training are
-other simulations' parameters, which are draws from the prior.
+other simulations' parameters, which are draws from the prior (in prior coordinates they are drawn anew).
 """
 
 from __future__ import annotations
@@ -114,27 +114,33 @@ class TriangularFlow(Flow):
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The rectified loss (paper, equation 13), one time and one base draw for each simulation.
 
-        The base draw is another simulation's parameters, a random way further on. Times are one from each of `TIMES`
-        strata, for neighbours in the batch the same: their sines and cosines would take longer than all else.
+        Base draws are other simulations' parameters, those a random way further on; in prior coordinates they are new.
+        Times are one from each of `TIMES` strata, for neighbours in the batch the same: their sines and cosines would
+        take longer than all else.
         """
         u, n = rows["u"], len(rows["u"])
-        if n < 2:
+        strata = max(s for s in range(1, TIMES + 1) if n % s == 0)
+        uniform = jax.random.uniform(key, (1 + strata,))  # all at once, because each call takes its time
+        if self.base.vector.kind == "prior":
+            base = jax.random.normal(jax.random.fold_in(key, 0), u.shape)
+        elif n > 1:
+            base = jnp.roll(u, 1 + jnp.floor(uniform[0] * (n - 1)).astype(int), axis=0)
+        else:
             raise ValueError(
                 "A batch of one simulation has no other to take a base draw from: give batch_size of at least 2, and "
                 "more simulations, or a larger share of them, for validation."
             )
-        key_t, key_shift = jax.random.split(key)
-        noise = jnp.roll(u, jax.random.randint(key_shift, (), 1, n), axis=0)
-        strata = min(n, TIMES)
-        times = (jnp.arange(strata) + jax.random.uniform(key_t, (strata,))) / strata
-        which = np.eye(strata, dtype=np.float32)[np.arange(n) * strata // n]  # a product, because indexing is slow
-        t = which @ times
+        times = (jnp.arange(strata) + uniform[1:]) / strata
+
+        def each(x: Array) -> Array:
+            """Of each simulation, from what is of each stratum."""
+            return jnp.broadcast_to(x[:, None], (strata, n // strata, x.shape[1])).reshape(n, -1)
+
+        t = each(times[:, None])
         x = self.data(rows["x"]) if self.data.embed else rows["x"]
-        conditions = self._conditions(
-            self.condition.of_data(x), [jnp.asarray(which) @ c for c in self.condition.of_time(times)]
-        )
-        v = self.net(t[:, None] * u + (1 - t)[:, None] * noise, conditions)
-        return jnp.sum((u - noise - v) ** 2, axis=-1).mean()
+        conditions = self._conditions(self.condition.of_data(x), [each(c) for c in self.condition.of_time(times)])
+        v = self.net(t * u + (1 - t) * base, conditions)
+        return jnp.sum((u - base - v) ** 2, axis=-1).mean()
 
     # Sampling
 
@@ -142,7 +148,7 @@ class TriangularFlow(Flow):
         self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
     ) -> tuple[Values, dict[str, Array]]:
         u = self.from_base(self.base.draw(n, data, key=key), data, steps=steps, solver=solver)
-        return self.base.to_values(u, data), {}
+        return self.base.to_values(u, data), self.base.count_clipped(u)
 
     def from_base(self, u: Float[Array, "n d"], data: Values, *, steps: int, solver: Solver) -> Float[Array, "n d"]:
         """From base to posterior, by `steps` equal steps of Euler's method or by adaptive Runge-Kutta steps."""
