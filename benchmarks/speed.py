@@ -195,7 +195,7 @@ def flops(posterior: Any, simulations: Any, observations: Any, size: Size) -> di
         return eqx.combine(weights, rest).loss(rows, key)
 
     step = count_flops(jax.value_and_grad(loss), weights, one_batch, key)
-    validation = count_flops(lambda w, r: _validation_loss(loss, w, r, key, BATCH), weights, rows)
+    validation = count_flops(lambda w, r: _validation_loss(eqx.combine(w, rest), r, key, BATCH), weights, rows)
     data = {"x": jnp.asarray(observations[0])}
     values = {"theta": jnp.asarray(simulations["theta"][: size.draws])}
     return {

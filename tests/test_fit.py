@@ -77,7 +77,7 @@ def test_the_best_weights_are_kept():
     key_split, _, key_validation = jax.random.split(KEY, 3)
     order = jax.random.permutation(key_split, 500)[:50]
     rows = {name: x[order] for name, x in line_rows().items()}
-    loss = _validation_loss(lambda w, *x: Line(w).loss(*x), flow.weights, rows, key_validation, 50)
+    loss = _validation_loss(flow, rows, key_validation, 50)
     assert float(loss) == pytest.approx(history.best, rel=1e-5)
     assert history.best == min(history.validation)
 
@@ -505,7 +505,7 @@ def test_wrong_names(simulations, untrained):
 
 
 def test_wrong_options_of_a_method():
-    for option in ("width", "depth", "hidden", "components", "draws", "members"):
+    for option in ("width", "depth", "hidden", "components", "members"):
         with pytest.raises(ValueError, match=f"{option} must be a whole number of at least 1, found 0"):
             cpe.CPE(**{option: 0})
 

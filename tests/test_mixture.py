@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import kstest, norm
 
-from cpejax._mixture import EDGE, Mixture, quantile
+from cpejax._mixture import EDGE, Mixture, linear, quantile
 
 bend = jax.jit(lambda mixture, w: mixture.bend(w))
-straighten = jax.jit(lambda mixture, z: mixture.straighten(z))
-log_density = jax.jit(lambda mixture, z: mixture.log_density(z))
+straighten = jax.jit(lambda mixture, z: mixture.straighten(linear(z, mixture.uniform)))
+log_density = jax.jit(lambda mixture, z: mixture.log_density(z, linear(z, mixture.uniform)))
 
 
 def mixtures(uniform, rows=2000, spread=1.0):

@@ -450,7 +450,7 @@ def test_embeddings_are_given_again(of_a_set, tmp_path):
     with pytest.raises(ValueError, match=r"has embeddings for \['y'\], which a file cannot hold: give method=cpe.CPE"):
         cpe.load(tmp_path, series)
     with pytest.raises(ValueError, match="was made by CPE with"):
-        cpe.load(tmp_path, series, method=cpe.CPE(**embedding(), draws=9))
+        cpe.load(tmp_path, series, method=cpe.CPE(**embedding(), members=9))
     with pytest.raises(ValueError, match="has other networks than"):
         cpe.load(tmp_path, series, method=cpe.CPE(**embedding(out=4)))
     loaded = cpe.load(tmp_path, series, method=cpe.CPE(**embedding(seed=5)))  # the weights come from the file

@@ -36,11 +36,14 @@ from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
 from cpejax._layout import Group, Layout, Reading, Run, Stage, Table, layout
-from cpejax._mixture import Mixture, quantile
+from cpejax._mixture import Mixture, linear, quantile
 from cpejax._program import Program
 
 Tables = dict[Table, Array]
 Field = Callable[[Array, Array], Array]
+
+TIMES = 10
+"""So many different times at most in a training step."""
 
 
 def _weights(key: PRNGKeyArray, nodes: int, fan_in: Any, *shape: int) -> Array:
@@ -215,7 +218,7 @@ class AncestralFlow(Flow):
 
     - `program`, `graph`: the program, without arguments, and its graph; `posterior`: the inverse of it.
     - `simulations`: by which values are standardised.
-    - `embed`, `width`, `depth`, `hidden`, `components`, `draws`, `members`: see `cpe.CPE`.
+    - `embed`, `width`, `depth`, `hidden`, `components`, `members`: see `cpe.CPE`.
     - `like`: the `description` of a flow to be built alike.
     """
 
@@ -225,7 +228,6 @@ class AncestralFlow(Flow):
     embed: dict[str, Embedding]
     time: TimeFeatures
     groups: list[GroupNet]
-    draws: int = eqx.field(static=True)
     members: int = eqx.field(static=True)
 
     def __init__(
@@ -240,14 +242,13 @@ class AncestralFlow(Flow):
         depth: int,
         hidden: int,
         components: int,
-        draws: int,
         members: int,
         like: Mapping[str, Any] | None = None,
         key: PRNGKeyArray,
     ):
         values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
         self.coordinates = Coordinates(program, graph, values)
-        self.embed, self.draws, self.members = dict(embed), draws, members
+        self.embed, self.members = dict(embed), members
         sites = posterior.graph.sites
         self.standard, features = {}, {}
         for name, site in sites.items():
@@ -322,6 +323,9 @@ class AncestralFlow(Flow):
     def _coordinates_of(self, group: Group, z: Values) -> Float[Array, "k n *plates"]:
         return jnp.stack([z[name][..., k] for name, k in group.nodes])
 
+    def _linear(self, net: GroupNet, z: Float[Array, "k n *plates"]) -> Float[Array, "k n *plates"]:
+        return linear(z, _lift(net.uniform.values, z.ndim))
+
     def _context(self, group: int, net: GroupNet, tables: Tables, nodes: Array | None = None) -> Context:
         """The context of a group's nodes, or of some of them.
 
@@ -357,55 +361,44 @@ class AncestralFlow(Flow):
     def prepare(self, values: Values) -> dict[str, Any]:
         z, tables = self._known(values)
         data = {name: values[name] for name in self.coordinates.graph.data}
+        each = [self._coordinates_of(g, z) for g in self.plan.groups]
+        rows = {"z": each, "s": [self._linear(net, z) for net, z in zip(self.groups, each, strict=True)]}
+        rows = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)
         if self.embed:
-            return {"z": z, "tables": tables, "data": data}
-        return {"z": z, "tables": {**tables, **self._data_tables(data)}, "data": {}}
+            return {**rows, "tables": tables, "data": data}
+        return {**rows, "tables": {**tables, **self._data_tables(data)}, "data": {}}
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The loss of all nodes in one pass: see the module's docstring.
 
-        Each simulation is used with several times and noises (`draws`), because its context is the expensive part. Of a
-        large plate a random subset of `members` is trained on: the mean over them is unbiased.
+        Of a large plate a random subset of `members` is trained on: the mean over them is unbiased.
         """
+        return self._loss(rows, key, 1)
+
+    def validation_loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
+        """The same with several noises: the context, which is the expensive part, is computed once for all."""
+        return self._loss(rows, key, 4)
+
+    def _loss(self, rows: dict[str, Any], key: PRNGKeyArray, draws: int) -> Float[Array, ""]:
         tables = {**rows["tables"], **(self._data_tables(rows["data"]) if self.embed else {})}
         key_t, key_noise, key_members = jax.random.split(key, 3)
-        # One time from each of `draws` strata, for all simulations: their features are computed once.
-        t = (jnp.arange(self.draws) + jax.random.uniform(key_t, (self.draws,))) / self.draws
-        features = self.time(t)
+        # One time from each stratum, the same for simulations that are neighbours in the batch: its features are few.
+        strata = min(TIMES, len(jax.tree.leaves(rows)[0]))
+        t = (jnp.arange(strata) + jax.random.uniform(key_t, (draws, strata))) / strata
+        features = self.time(t.reshape(-1)).reshape(draws, strata, -1)
         subset = self._subset(key_members)
         total = jnp.zeros(())
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
             inside = {p: which for p, which in subset.items() if p in group.plates}
             here = {table: _take(x, table.plates, inside, 1) for table, x in tables.items()}
-            z = _take(self._coordinates_of(group, rows["z"]), group.plates, inside, 2)
+            z, s = (_take(jnp.moveaxis(rows[name][g], 1, 0), group.plates, inside, 2) for name in ("z", "s"))
             context = self._context(g, net, here)
-            total -= context.mixture.log_density(z).mean(tuple(range(1, z.ndim))).sum()
-            w = jax.lax.stop_gradient(context.mixture.straighten(z))
-            key_group = jax.random.fold_in(key_noise, g)
-            total += self._matching(net.field, context.hidden, w, t, features, key_group)
+            total -= context.mixture.log_density(z, s).mean(tuple(range(1, z.ndim))).sum()
+            w = jax.lax.stop_gradient(context.mixture.straighten(s))
+            noise = jax.random.normal(jax.random.fold_in(key_noise, g), (draws, *w.shape))
+            errors = [_matching(net.field, context.hidden, w, *each) for each in zip(noise, t, features, strict=True)]
+            total += sum(errors) / draws
         return total
-
-    def _matching(
-        self,
-        field: FieldNet,
-        hidden: Array,
-        w: Float[Array, "k n *plates"],
-        t: Array,
-        features: Array,
-        key: PRNGKeyArray,
-    ) -> Float[Array, ""]:
-        """The weighted rectified loss of straightened coordinates `w`, less that of the zero field."""
-        k, n, *plates = w.shape
-        w = w[:, None]
-        noise = jax.random.normal(key, (k, self.draws, n, *plates))
-        angle = jnp.pi / 2 * t.reshape(1, self.draws, 1, *(1,) * len(plates))
-        sin, cos = jnp.sin(angle), jnp.cos(angle)
-        time = field.time(features).reshape(k, self.draws, 1, *(1,) * len(plates), -1)
-        v = field(time, sin * w + cos * noise, hidden[:, None])
-        u = cos * w - sin * noise
-        weight = jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))
-        error = jnp.pi / 2 * weight * ((u - v) ** 2 - u**2)
-        return error.mean(tuple(range(1, error.ndim))).sum()
 
     def _subset(self, key: PRNGKeyArray) -> dict[str, Array]:
         """The members of large plates that a step trains on."""
@@ -557,9 +550,10 @@ class AncestralFlow(Flow):
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
             context = self._context(g, net, tables)
             coordinates = self._coordinates_of(group, z)
-            w = context.mixture.straighten(coordinates)
+            s = self._linear(net, coordinates)
+            w = context.mixture.straighten(s)
             log_q = self._log_density(net.field, context.hidden, w, steps)
-            log_q += context.mixture.log_density(coordinates) - norm.logpdf(w)
+            log_q += context.mixture.log_density(coordinates, s) - norm.logpdf(w)
             total += log_q.sum((0, *range(2, log_q.ndim)))
         return total
 
@@ -606,6 +600,28 @@ def _rk45(field: Field, y: Array) -> Array:
     )
     assert solution.ys is not None
     return solution.ys[0]
+
+
+def _matching(
+    field: FieldNet,
+    hidden: Float[Array, "k #n *#plates h"],
+    w: Float[Array, "k n *plates"],
+    noise: Float[Array, "k n *plates"],
+    t: Float[Array, " strata"],
+    features: Float[Array, "strata f"],
+) -> Float[Array, ""]:
+    """The weighted rectified loss of straightened coordinates `w`, less that of the zero field."""
+    k, n, *plates = w.shape
+    rest = (1,) * len(plates)
+    each = jnp.eye(len(t))[np.arange(n) * len(t) // n]  # for products, because indexing is slow
+    angle = (jnp.pi / 2 * each @ t).reshape(1, n, *rest)
+    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    time = jnp.einsum("ns,ksh->knh", each, field.time(features)).reshape(k, n, *rest, -1)
+    v = field(time, sin * w + cos * noise, hidden)
+    u = cos * w - sin * noise
+    weight = jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))
+    error = jnp.pi / 2 * weight * ((u - v) ** 2 - u**2)
+    return error.mean(tuple(range(1, error.ndim))).sum()
 
 
 def _take(x: Array, plates: tuple[str, ...], subset: dict[str, Array], lead: int) -> Array:

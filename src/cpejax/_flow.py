@@ -60,6 +60,10 @@ class Flow(eqx.Module):
         """The training loss of a batch of `prepare`d rows."""
         raise NotImplementedError
 
+    def validation_loss(self, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
+        """The same less noisily, for comparing epochs: it has the same rows and key in all of them."""
+        return jax.lax.map(lambda k: self.loss(rows, k), jax.random.split(key, 2)).mean()
+
     def sample(
         self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
     ) -> tuple[Values, dict[str, Array]]:

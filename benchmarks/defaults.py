@@ -1,0 +1,105 @@
+"""What the default settings of CPE are chosen by: the log-density of simulations that training has not seen.
+
+    python benchmarks/defaults.py                            # every variant on every task: an hour
+    python benchmarks/defaults.py two_moons default depth=3  # some, by name
+
+Its mean differs from that of the exact posterior by the mean divergence between the two, so differences between
+variants are differences in divergence. Each task has 10,000 simulations for training and 4,000 for this. What a run
+adds goes into `results/defaults.json` at once, and what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import accuracy
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import cpejax as cpe
+
+RESULTS = Path(__file__).parent / "results" / "defaults.json"
+METHOD = {"depth", "width", "hidden", "components"}
+VARIANTS = [
+    "default",
+    "depth=3",
+    "depth=4",
+    "depth=7",
+    "width=48",
+    "components=1",
+    "components=4",
+    "weight_decay=0.1",
+    "weight_decay=0.02",
+    "learning_rate=0.002",
+    "learning_rate=0.008",
+    "steps=10000",
+    "steps=40000",
+    "batch_size=200",
+]
+"""The defaults with one option changed."""
+
+
+def program_of(task: str) -> tuple[Any, Any]:
+    if task == "groups_8":
+        return accuracy.groups_program(8), ["y"]
+    known = cpe.tasks.get(task)
+    return known.program, known.observed
+
+
+@eqx.filter_jit
+def log_densities(flow: Any, values: Any, data: Any) -> jax.Array:
+    def one(x: Any) -> jax.Array:
+        value, given = x
+        return flow.log_prob({name: v[None] for name, v in value.items()}, given, steps=20)[0]
+
+    return jax.lax.map(one, (values, data), batch_size=500)
+
+
+def measure(task: str, variant: str) -> dict[str, float]:
+    program, observed = program_of(task)
+    options = {} if variant == "default" else {k: json.loads(v) for k, v in (o.split("=") for o in variant.split(","))}
+    simulations = cpe.simulate(program, 10_000, observed=observed, key=jax.random.key(0))
+    fresh = cpe.simulate(program, 4_000, observed=observed, key=jax.random.key(99))
+    began = time.monotonic()
+    posterior = cpe.fit(
+        program,
+        simulations,
+        method=cpe.CPE(**{name: v for name, v in options.items() if name in METHOD}),
+        key=jax.random.key(1),
+        progress=False,
+        **{name: v for name, v in options.items() if name not in METHOD},
+    )
+    seconds = time.monotonic() - began
+    values, data = (
+        {name: jnp.asarray(fresh[name]) for name in names}
+        for names in (posterior.graph.parameters, posterior.graph.data)
+    )
+    found = np.asarray(log_densities(posterior.flow, values, data))
+    return {
+        "log_density": round(float(found.mean()), 4),
+        "epochs": len(posterior.history.train),
+        "weights": posterior.weights,
+        "seconds": round(seconds, 1),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    tasks = [arguments[0]] if arguments else ["two_moons", "slcp", "groups_8", "hierarchical"]
+    for task in tasks:
+        for variant in arguments[1:] or VARIANTS:
+            known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            if variant in known.get(task, {}):
+                continue
+            known.setdefault(task, {})[variant] = measure(task, variant)
+            print(task, variant, known[task][variant], flush=True)
+            RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
