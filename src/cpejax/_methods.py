@@ -27,7 +27,7 @@ Inverse = Literal["faithful", "reverse"]
 
 _PAPER = {"inverse", "coordinates", "condition", "reads", "storage", "rank"}
 _OPTIONS: Mapping[str, set[str]] = {
-    "ancestral": {"depth", "components", "draws", "members"},
+    "ancestral": {"depth", "components", "members"},
     "triangular": _PAPER,
     "discrete": _PAPER | {"blocks", "inverse_by"},
 }
@@ -51,7 +51,6 @@ class CPE:
 
     - `depth`: of each context network, residual blocks (networks that are pooled have half of them).
     - `components`: of the normal mixture that straightens each coordinate before the flow.
-    - `draws`: times, and noises for each simulation, in a step.
     - `members`: of a plate with more than twice as many members, so many are trained on in a step.
 
     Of the paper's flows:
@@ -76,7 +75,6 @@ class CPE:
     depth: int = 5
     hidden: int = 64
     components: int = 8
-    draws: int = 2
     members: int = 32
     inverse: Inverse = "faithful"
     coordinates: Kind | None = None
@@ -90,7 +88,7 @@ class CPE:
     def __post_init__(self) -> None:
         check_options(
             self,
-            counts=("hidden", "depth", "components", "draws", "members", "blocks"),
+            counts=("hidden", "depth", "components", "members", "blocks"),
             one_of={
                 "flow": FlowName,
                 "inverse": Inverse,
