@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._blocks import Blocks, Run, Storage, Wiring, blocks
+from cpejax._condition import Condition
 
 Reads = Literal["ancestors", "parents"]
 Conditions = Sequence[tuple[Array, Array | None] | None]
@@ -203,6 +204,42 @@ class BlockNet(eqx.Module):
             return (x.at[nodes].set(z), hidden), None
 
         return step
+
+
+class Part(eqx.Module):
+    """A network with its own conditions.
+
+    **Arguments:** `wiring`, `positive`, `hidden`, `reads`, `storage`, `rank`: of `BlockNet`; `features`: how many
+    numbers of an observation; `time`, `width`: of `Condition`; `condition`: whether the `"first"` hidden layer gets
+    one, or `"every"`.
+    """
+
+    net: BlockNet
+    condition: Condition
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        features: int,
+        *,
+        positive: bool,
+        time: bool,
+        hidden: int,
+        width: int,
+        condition: Literal["first", "every"],
+        reads: Reads,
+        storage: Storage,
+        rank: int | None,
+        key: PRNGKeyArray,
+    ):
+        first, second = jax.random.split(key)
+        self.net = BlockNet(wiring, hidden, reads=reads, positive=positive, storage=storage, rank=rank, key=first)
+        layers = self.net.layers if condition == "every" else 1
+        self.condition = Condition(features, hidden, layers, time=time, width=width, key=second)
+
+    def pad(self, found: list[tuple[Array, Array | None]]) -> Conditions:
+        """What each hidden layer gets: the first ones what was found."""
+        return [*found, *(None for _ in range(self.net.layers - len(found)))]
 
 
 def _chain(z: Array, constants: Sequence[Array], own: Sequence[Array]) -> tuple[Float[Array, ""], list[Array]]:

@@ -1,4 +1,4 @@
-"""What a flow of the whole parameter vector is conditioned on: all data as one vector, and time."""
+"""What flows of the whole parameter vector have in common: the prior as base, and data and time as conditions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._ancestral import TimeFeatures
-from cpejax._coordinates import Values, plates_first
+from cpejax._base import Prior
+from cpejax._coordinates import Coordinates, Values, plates_first
 from cpejax._embed import Embedding, Standardise, silu
+from cpejax._flow import Flow
 from cpejax._graph import Graph
+from cpejax._program import Program
+from cpejax._vector import Kind
 
 
 class DataVector(eqx.Module):
@@ -69,6 +73,59 @@ class DataVector(eqx.Module):
                 rows = jax.vmap(self.embed[name])(rows.reshape(-1, *event)).reshape(*rows.shape[:-1], -1)
             out.append(rows.reshape(len(rows), math.prod(rows.shape[1:])))
         return jnp.concatenate(out, axis=-1)
+
+
+class VectorFlow(Flow):
+    """A flow of all parameters as one vector, of which `base` has the prior's law, given all data as one vector.
+
+    **Arguments:**
+
+    - `program`, `graph`: the program, without arguments, and its graph.
+    - `simulations`: by which values are standardised.
+    - `embed`, `coordinates`: see `cpe.CPE`.
+    - `like`: the `description` of a flow to be built alike.
+    """
+
+    base: Prior
+    data: DataVector
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        simulations: Mapping[str, np.ndarray],
+        embed: Mapping[str, Embedding],
+        *,
+        coordinates: Kind,
+        like: Mapping[str, Any] | None,
+    ):
+        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
+        self.base = Prior(program, graph, values, coordinates)
+        self.data = DataVector(graph, values, embed, like["heavy"] if like else None)
+
+    @property  # type: ignore[misc]
+    def coordinates(self) -> Coordinates:  # type: ignore[override]
+        return self.base.vector.coordinates
+
+    @property
+    def may_leave_support(self) -> bool:
+        return self.base.vector.may_leave_support
+
+    def description(self) -> dict[str, Any]:
+        return {"heavy": self.data.description()}
+
+    def prepare(self, values: Values) -> dict[str, Any]:
+        """`u`, the vectors; `x`, the data's vectors, or the data themselves where embeddings of them are trained."""
+        data = {name: values[name] for name in self.data.graph.data}
+        return {"u": self.base.to_vectors(values), "x": data if self.data.embed else self.data(data)}
+
+    def of_rows(self, rows: dict[str, Any]) -> Float[Array, "n f"]:
+        """The data's vectors of `prepare`d rows."""
+        return self.data(rows["x"]) if self.data.embed else rows["x"]
+
+    def of_observation(self, data: Values) -> Float[Array, "1 f"]:
+        """The data's vector of one observation."""
+        return self.data({name: x[None] for name, x in data.items()})
 
 
 class Condition(eqx.Module):

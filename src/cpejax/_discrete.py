@@ -21,13 +21,13 @@ import numpy as np
 import optimistix as optx
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._base import Prior, with_data
-from cpejax._blocknet import BlockNet, Conditions, Reads, Scalar, Solve
-from cpejax._blocks import Storage, wire
-from cpejax._condition import Condition, DataVector
-from cpejax._coordinates import Coordinates, Values
+from cpejax._base import with_data
+from cpejax._blocknet import Conditions, Part, Scalar, Solve
+from cpejax._blocks import wire
+from cpejax._condition import VectorFlow
+from cpejax._coordinates import Values
 from cpejax._embed import Embedding, silu
-from cpejax._flow import Flow, Solver
+from cpejax._flow import Solver
 from cpejax._graph import Graph
 from cpejax._invert import PosteriorProgram
 from cpejax._program import Program
@@ -36,35 +36,20 @@ from cpejax._vector import Kind
 InverseBy = Literal["bisection", "regressor"]
 
 TOLERANCE = 1e-5
-"""The residual `|Λ(θ) − u|` of a draw, in units of the base, is to be no more; `unsolved` counts those with more."""
+"""The residual of a draw is to be no more; `unsolved` counts those with more.
+
+It is `|Λ(θ) − u|`, in units of the base, or where the map is steep that over its slope, which is how far the draw is
+from the solution: in float32 neighbouring numbers are mapped further apart than the tolerance there.
+"""
 
 
-class Part(eqx.Module):
-    """One map of a stack, with its own conditions."""
-
-    net: BlockNet
-    condition: Condition
-
-    def conditions(self, x: Float[Array, "n f"]) -> Conditions:
-        """What each layer's nodes get."""
-        found = [(c, None) for c in self.condition.of_data(x)]
-        return [*found, *(None for _ in range(self.net.layers - len(found)))]
-
-
-class DiscreteFlow(Flow):
+class DiscreteFlow(VectorFlow):
     """Increasing triangular maps, one after the other; see the module's docstring.
 
-    **Arguments:**
-
-    - `program`, `graph`: the program, without arguments, and its graph; `posterior`: the inverse of it.
-    - `simulations`: by which values are standardised.
-    - `embed`, `coordinates`, `hidden`, `width`, `condition`, `reads`, `storage`, `rank`, `blocks`, `inverse_by`: see
-        `cpe.CPE`.
-    - `like`: the `description` of a flow to be built alike.
+    **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; `blocks`, `inverse_by`: see `cpe.CPE`; the
+    options of `cpejax._blocknet.Part`.
     """
 
-    base: Prior
-    data: DataVector
     parts: list[Part]
     regressor: eqx.nn.MLP | None
 
@@ -77,41 +62,23 @@ class DiscreteFlow(Flow):
         embed: Mapping[str, Embedding],
         *,
         coordinates: Kind,
-        hidden: int,
         width: int,
-        condition: str,
-        reads: Reads,
-        storage: Storage,
-        rank: int | None,
         blocks: int,
         inverse_by: InverseBy,
         like: Mapping[str, Any] | None = None,
         key: PRNGKeyArray,
+        **options: Any,
     ):
-        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
-        self.base = Prior(program, graph, values, coordinates)
-        self.data = DataVector(graph, values, embed, like["heavy"] if like else None)
+        super().__init__(program, graph, simulations, embed, coordinates=coordinates, like=like)
         wiring = wire(posterior, self.base.vector)
-
-        def part(key: PRNGKeyArray) -> Part:
-            first, second = jax.random.split(key)
-            net = BlockNet(wiring, hidden, reads=reads, positive=True, storage=storage, rank=rank, key=first)
-            layers = net.layers if condition == "every" else 1
-            return Part(net, Condition(self.data.size, hidden, layers, time=False, width=width, key=second))
-
         first, *keys = jax.random.split(key, 1 + blocks)
-        self.parts = [part(k) for k in keys]
+        self.parts = [
+            Part(wiring, self.data.size, positive=True, time=False, width=width, key=k, **options) for k in keys
+        ]
         d = self.base.size
         self.regressor = None
         if inverse_by == "regressor":
             self.regressor = eqx.nn.MLP(d + self.data.size, d, 2 * width, 3, silu, key=first)
-
-    @property  # type: ignore[misc]
-    def coordinates(self) -> Coordinates:  # type: ignore[override]
-        return self.base.vector.coordinates
-
-    def description(self) -> dict[str, Any]:
-        return {"heavy": self.data.description()}
 
     def numbers_per_draw(self) -> int:
         return 8 * self.base.size * self.parts[0].net.biases[0].shape[1]
@@ -119,18 +86,18 @@ class DiscreteFlow(Flow):
     # Training
 
     def prepare(self, values: Values) -> dict[str, Any]:
-        data = {name: values[name] for name in self.data.graph.data}
-        return {"u": self.base.to_vectors(values), "x": data if self.data.embed else self.data(data), "data": data}
+        """With the data themselves: in coordinates other than the prior's, the base's density may depend on them."""
+        return {**super().prepare(values), "data": {name: values[name] for name in self.data.graph.data}}
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:  # noqa: ARG002
         """Minus the log-likelihood; and what a regressor misses of the simulations that it is to give back."""
-        x = self.data(rows["x"]) if self.data.embed else rows["x"]
+        x = self.of_rows(rows)
         u, log_slope = self.to_base(rows["u"], x)
         if self.base.vector.kind == "prior":
             log_base = self.base.log_density(u, {})
         else:
             log_base = jax.vmap(lambda u, data: self.base.log_density(u[None], data)[0])(u, rows["data"])
-        total = -(log_base + log_slope).mean()
+        total = -(log_base + log_slope.sum(-1)).mean()
         if self.regressor is not None:
             pairs = jax.lax.stop_gradient((u, x))
             total += jnp.sum((self._guess(*pairs) - rows["u"]) ** 2, axis=-1).mean()
@@ -142,22 +109,22 @@ class DiscreteFlow(Flow):
 
     # Density
 
-    def to_base(self, u: Float[Array, "n d"], x: Float[Array, "#n f"]) -> tuple[Array, Float[Array, " n"]]:
-        """From posterior to base, for data vectors `x` (one, or one for each), and `log |det|` of it."""
-        total = jnp.zeros(len(u))
+    def to_base(self, u: Float[Array, "n d"], x: Float[Array, "#n f"]) -> tuple[Array, Float[Array, "n d"]]:
+        """From posterior to base, and the logarithm of the Jacobian's diagonal, whose sum is `log |det|`.
+
+        `x`: data vectors, one, or one for each.
+        """
+        total = jnp.zeros_like(u)
         for part in self.parts:
-            u, log_slope = part.net.with_log_derivative(u, part.conditions(x))
-            total += log_slope.sum(-1)
+            u, log_slope = part.net.with_log_derivative(u, _conditions(part, x))
+            total += log_slope
         return u, total
 
     def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:  # noqa: ARG002
         """One pass; there are no steps to take."""
         full = with_data(values, data)
-        u, log_slope = self.to_base(self.base.to_vectors(full), self._of_observation(data))
-        return self.base.log_density(u, data) + log_slope + self.base.log_volume(full)
-
-    def _of_observation(self, data: Values) -> Float[Array, "1 f"]:
-        return self.data({name: x[None] for name, x in data.items()})
+        u, log_slope = self.to_base(self.base.to_vectors(full), self.of_observation(data))
+        return self.base.log_density(u, data) + log_slope.sum(-1) + self.base.log_volume(full)
 
     # Sampling
 
@@ -175,7 +142,7 @@ class DiscreteFlow(Flow):
         `residual_mean`: their mean, by which a regressor is judged (of many observations, or chunks, the worst).
         """
         target = self.base.draw(n, data, key=key)
-        u, residual = self.from_base(target, self._of_observation(data))
+        u, residual = self.from_base(target, self.of_observation(data))
         counts = {"residual": residual.max(), "residual_mean": residual.mean()}
         counts |= {"unsolved": jnp.sum(residual > TOLERANCE), **self.base.count_clipped(u)}
         return self.base.to_values(u, data), counts
@@ -186,12 +153,17 @@ class DiscreteFlow(Flow):
         if self.regressor is not None:
             guesses = [self._guess(target, jnp.broadcast_to(x, (len(target), x.shape[1])))]
             for part in self.parts[:-1]:
-                guesses.append(part.net(guesses[-1], part.conditions(x)))
+                guesses.append(part.net(guesses[-1], _conditions(part, x)))
         solve: Solve = bisect if self.regressor is None else newton
         u = target
         for part, guess in reversed(list(zip(self.parts, guesses, strict=True))):
-            u = part.net.invert(u, part.conditions(x), solve, guess)
-        return u, jnp.abs(self.to_base(u, x)[0] - target).max(-1)
+            u = part.net.invert(u, _conditions(part, x), solve, guess)
+        found, log_slope = self.to_base(u, x)
+        return u, (jnp.abs(found - target) * jnp.exp(-jnp.maximum(log_slope, 0.0))).max(-1)
+
+
+def _conditions(part: Part, x: Float[Array, "n f"]) -> Conditions:
+    return part.pad([(c, None) for c in part.condition.of_data(x)])
 
 
 def bisect(f: Scalar, u: Array, guess: Array, low: Array, high: Array) -> Array:  # noqa: ARG001

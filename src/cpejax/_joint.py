@@ -8,20 +8,15 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._ancestral import TimeFeatures
-from cpejax._base import Prior, with_data
-from cpejax._condition import DataVector
-from cpejax._coordinates import Coordinates, Values
-from cpejax._embed import Embedding, silu
-from cpejax._flow import Flow, Solver
-from cpejax._graph import Graph
+from cpejax._base import with_data
+from cpejax._condition import VectorFlow
+from cpejax._coordinates import Values
+from cpejax._embed import silu
+from cpejax._flow import Solver
 from cpejax._ode import Field, log_density, transport
-from cpejax._program import Program
-from cpejax._vector import Kind
 
 
 class JointNet(eqx.Module):
@@ -68,50 +63,29 @@ class JointNet(eqx.Module):
         return jax.vmap(self.layers[2])(h)
 
 
-class JointFlow(Flow):
+class JointFlow(VectorFlow):
     """A field on the vector of all parameters, unmasked, that is a function of `JointNet`.
 
-    **Arguments:**
-
-    - `program`, `graph`: the program, without arguments, and its graph.
-    - `simulations`: by which parameters and data are standardised.
-    - `embed`, `coordinates`, `width`, `hidden`: see `cpe.FMPE`.
-    - `like`: the `description` of a flow to be built alike.
+    **Arguments:** as `VectorFlow`, and `width`, `hidden`: see `cpe.FMPE`.
     """
 
-    vectors: Prior
-    data: DataVector
     net: JointNet
 
     def __init__(
         self,
-        program: Program,
-        graph: Graph,
-        simulations: Mapping[str, np.ndarray],
-        embed: Mapping[str, Embedding],
-        *,
-        coordinates: Kind,
+        *args: Any,
         width: int,
         hidden: int,
         like: Mapping[str, Any] | None = None,
         key: PRNGKeyArray,
+        **kwargs: Any,
     ):
-        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
-        self.vectors = Prior(program, graph, values, coordinates)
-        self.data = DataVector(graph, values, embed, like["heavy"] if like else None)
-        self.net = JointNet(self.vectors.size, self.data.size, width, hidden, key=key)
+        super().__init__(*args, like=like, **kwargs)
+        self.net = JointNet(self.base.size, self.data.size, width, hidden, key=key)
 
     @abstractmethod
     def field(self, data: Float[Array, "1 h"]) -> Field:
         """The field for one observation, whose part of the first joint layer is `data`."""
-
-    @property  # type: ignore[misc]
-    def coordinates(self) -> Coordinates:  # type: ignore[override]
-        return self.vectors.vector.coordinates
-
-    @property
-    def may_leave_support(self) -> bool:
-        return self.vectors.vector.may_leave_support
 
     @property
     def solver(self) -> Solver:
@@ -121,37 +95,29 @@ class JointFlow(Flow):
     def density_steps(self) -> int | None:
         return None
 
-    def description(self) -> dict[str, Any]:
-        return {"heavy": self.data.description()}
-
     def numbers_per_draw(self) -> int:
         width, hidden = self.net.theta.out_size, self.net.layers[1].out_features
         assert isinstance(width, int)
         assert isinstance(hidden, int)
-        return 2 * (width + hidden) + 16 * self.vectors.size
+        return 2 * (width + hidden) + 16 * self.base.size
 
     # Training
 
-    def prepare(self, values: Values) -> dict[str, Any]:
-        data = {name: values[name] for name in self.data.graph.data}
-        return {"u": self.vectors.to_vectors(values), "x": data if self.data.embed else self.data(data)}
-
     def _condition(self, rows: dict[str, Any], t: Float[Array, " n"]) -> Float[Array, "n h"]:
         """What data and time add to the first joint layer, for a batch of simulations with a time each."""
-        x = self.data(rows["x"]) if self.data.embed else rows["x"]
-        return self.net.of_data(x) + self.net.of_time(t)
+        return self.net.of_data(self.of_rows(rows)) + self.net.of_time(t)
 
     # Draws and densities
 
     def _of_observation(self, data: Values) -> Float[Array, "1 h"]:
-        return self.net.of_data(self.data({name: x[None] for name, x in data.items()}))
+        return self.net.of_data(self.of_observation(data))
 
     def sample(
         self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
     ) -> tuple[Values, dict[str, Array]]:
-        u = jax.random.normal(key, (n, self.vectors.size))
+        u = jax.random.normal(key, (n, self.base.size))
         u = transport(self.field(self._of_observation(data)), u, steps=steps, solver=solver)
-        return self.vectors.to_values(u, data), self.vectors.count_clipped(u)
+        return self.base.to_values(u, data), self.base.count_clipped(u)
 
     def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:
         return self.log_probs(values, data, steps=steps).mean(1)
@@ -159,5 +125,5 @@ class JointFlow(Flow):
     def log_probs(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, "n k"]:
         full = with_data(values, data)
         field = self.field(self._of_observation(data))
-        found = log_density(field, self.vectors.to_vectors(full), steps=steps)
-        return found + self.vectors.log_volume(full)[:, None]
+        found = log_density(field, self.base.to_vectors(full), steps=steps)
+        return found + self.base.log_volume(full)[:, None]

@@ -63,6 +63,6 @@ class PSEFlow(JointFlow):
         if solver != "euler":
             raise ValueError("The reverse SDE goes in equal steps: solver must be 'euler', or cpe.PSE(sampler='ode').")
         key_base, key_steps = jax.random.split(key)
-        u = jax.random.normal(key_base, (n, self.vectors.size))
+        u = jax.random.normal(key_base, (n, self.base.size))
         u = self.diffusion.reverse(self._predict(self._of_observation(data)), u, steps, key=key_steps)
-        return self.vectors.to_values(u, data), {}
+        return self.base.to_values(u, data), self.base.count_clipped(u)

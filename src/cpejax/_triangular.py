@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._base import Prior, with_data
-from cpejax._blocknet import BlockNet, Conditions, Reads
-from cpejax._blocks import Storage, wire
-from cpejax._condition import Condition, DataVector
-from cpejax._coordinates import Coordinates, Values
+from cpejax._base import with_data
+from cpejax._blocknet import BlockNet, Conditions, Part, Reads
+from cpejax._blocks import wire
+from cpejax._condition import VectorFlow
+from cpejax._coordinates import Values
 from cpejax._embed import Embedding
-from cpejax._flow import Flow, Solver
+from cpejax._flow import Solver
 from cpejax._graph import Graph
 from cpejax._invert import PosteriorProgram
 from cpejax._ode import rk45
@@ -37,21 +37,13 @@ TIMES = 20
 """How many times a batch is trained at."""
 
 
-class TriangularFlow(Flow):
+class TriangularFlow(VectorFlow):
     """The masked joint field `v_t(θ, x) = γ θ + (1 − γ) λ_t(θ, x)` (paper, equation 8).
 
-    **Arguments:**
-
-    - `program`, `graph`: the program, without arguments, and its graph; `posterior`: the inverse of it.
-    - `simulations`: by which values are standardised.
-    - `embed`, `coordinates`, `hidden`, `width`, `condition`, `reads`, `storage`, `rank`: see `cpe.CPE`.
-    - `like`: the `description` of a flow to be built alike.
+    **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; the options of `cpejax._blocknet.Part`.
     """
 
-    base: Prior
-    data: DataVector
-    condition: Condition
-    net: BlockNet
+    part: Part
     reads: Reads = eqx.field(static=True)
 
     def __init__(
@@ -63,35 +55,20 @@ class TriangularFlow(Flow):
         embed: Mapping[str, Embedding],
         *,
         coordinates: Kind,
-        hidden: int,
-        width: int,
-        condition: str,
         reads: Reads,
-        storage: Storage,
-        rank: int | None,
         like: Mapping[str, Any] | None = None,
         key: PRNGKeyArray,
+        **options: Any,
     ):
-        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
-        first, second = jax.random.split(key)
-        self.base = Prior(program, graph, values, coordinates)
-        self.data = DataVector(graph, values, embed, like["heavy"] if like else None)
+        super().__init__(program, graph, simulations, embed, coordinates=coordinates, like=like)
         wiring = wire(posterior, self.base.vector)
-        self.net = BlockNet(wiring, hidden, reads=reads, positive=False, storage=storage, rank=rank, key=first)
-        layers = self.net.layers if condition == "every" else 1
-        self.condition = Condition(self.data.size, hidden, layers, time=True, width=width, key=second)
+        self.part = Part(wiring, self.data.size, positive=False, time=True, reads=reads, key=key, **options)
         self.reads = reads
 
-    @property  # type: ignore[misc]
-    def coordinates(self) -> Coordinates:  # type: ignore[override]
-        return self.base.vector.coordinates
-
     @property
-    def may_leave_support(self) -> bool:
-        return self.base.vector.may_leave_support
-
-    def description(self) -> dict[str, Any]:
-        return {"heavy": self.data.description()}
+    def net(self) -> BlockNet:
+        """The network."""
+        return self.part.net
 
     def numbers_per_draw(self) -> int:
         return 4 * self.base.size * self.net.biases[0].shape[1]
@@ -99,17 +76,9 @@ class TriangularFlow(Flow):
     def _conditions(self, data: list[Array], time: list[Array]) -> Conditions:
         """What each layer's nodes get. Of nodes that read nothing but their parents, all need to know the time."""
         others = time if self.reads == "parents" else [None] * len(time)
-        found = [(x + t, other) for x, t, other in zip(data, time, others, strict=True)]
-        return [*found, *(None for _ in range(self.net.layers - len(found)))]
-
-    def _of_observation(self, data: Values) -> list[Array]:
-        return self.condition.of_data(self.data({name: x[None] for name, x in data.items()}))
+        return self.part.pad([(x + t, other) for x, t, other in zip(data, time, others, strict=True)])
 
     # Training
-
-    def prepare(self, values: Values) -> dict[str, Any]:
-        data = {name: values[name] for name in self.data.graph.data}
-        return {"u": self.base.to_vectors(values), "x": data if self.data.embed else self.data(data)}
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The rectified loss (paper, equation 13), one time and one base draw for each simulation.
@@ -137,8 +106,10 @@ class TriangularFlow(Flow):
             return jnp.broadcast_to(x[:, None], (strata, n // strata, x.shape[1])).reshape(n, -1)
 
         t = each(times[:, None])
-        x = self.data(rows["x"]) if self.data.embed else rows["x"]
-        conditions = self._conditions(self.condition.of_data(x), [each(c) for c in self.condition.of_time(times)])
+        condition = self.part.condition
+        conditions = self._conditions(
+            condition.of_data(self.of_rows(rows)), [each(c) for c in condition.of_time(times)]
+        )
         v = self.net(t * u + (1 - t) * base, conditions)
         return jnp.sum((u - base - v) ** 2, axis=-1).mean()
 
@@ -152,10 +123,11 @@ class TriangularFlow(Flow):
 
     def from_base(self, u: Float[Array, "n d"], data: Values, *, steps: int, solver: Solver) -> Float[Array, "n d"]:
         """From base to posterior, by `steps` equal steps of Euler's method or by adaptive Runge-Kutta steps."""
-        x = self._of_observation(data)
+        condition = self.part.condition
+        x = condition.of_data(self.of_observation(data))
         if solver == "rk45":
-            return rk45(lambda t, u: self.net(u, self._conditions(x, self.condition.of_time(t[None]))), u, 0.0, 1.0)
-        times = self.condition.of_time(jnp.arange(steps) / steps)
+            return rk45(lambda t, u: self.net(u, self._conditions(x, condition.of_time(t[None]))), u, 0.0, 1.0)
+        times = condition.of_time(jnp.arange(steps) / steps)
 
         def step(u: Array, time: list[Array]) -> tuple[Array, None]:
             return u + self.net(u, self._conditions(x, [row[None] for row in time])) / steps, None
@@ -183,10 +155,11 @@ class TriangularFlow(Flow):
 
         By adaptive Runge-Kutta steps, or by `steps` equal steps of Heun's method.
         """
-        x = self._of_observation(data)
+        condition = self.part.condition
+        x = condition.of_data(self.of_observation(data))
 
         def rate(t: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-            v, slope = self.net.with_derivative(state[0], self._conditions(x, self.condition.of_time(t[None])))
+            v, slope = self.net.with_derivative(state[0], self._conditions(x, condition.of_time(t[None])))
             return v, slope.sum(-1)
 
         state = (u, jnp.zeros(len(u)))
