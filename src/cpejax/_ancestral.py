@@ -142,9 +142,9 @@ class FieldNet(eqx.Module):
         self.w1, self.b1 = _weights(next(keys), nodes, 1, hidden), jnp.zeros((nodes, hidden))
         self.w2, self.b2 = _weights(next(keys), nodes, hidden, hidden, hidden), jnp.zeros((nodes, hidden))
         self.w3, self.b3 = _weights(next(keys), nodes, hidden, hidden, hidden), jnp.zeros((nodes, hidden))
-        # Zero: the first draws are those of the predicted mixture.
+        # Zero, what weight decay draws to as well: a field that is nearly zero, and draws of the predicted mixture.
         self.w4, self.b4 = jnp.zeros((nodes, hidden)), jnp.zeros(nodes)
-        self.gamma = jnp.full(nodes, -3.0)
+        self.gamma = jnp.zeros(nodes)
 
     def time(self, features: Float[Array, "*t time"]) -> Float[Array, "k *t h"]:
         """What time adds to the first layer."""
@@ -158,7 +158,7 @@ class FieldNet(eqx.Module):
         h = silu(_dense(h, self.w2) + _lift(self.b2, ndim))
         h = silu(_dense(h, self.w3) + _lift(self.b3, ndim))
         out = _dense(h, self.w4[..., None])[..., 0] + _lift(self.b4, y.ndim)
-        gamma = _lift(jax.nn.sigmoid(self.gamma), y.ndim)
+        gamma = _lift(jax.nn.sigmoid(self.gamma - 6.0), y.ndim)
         return gamma * y + (1 - gamma) * out
 
 
@@ -195,7 +195,7 @@ class GroupNet(eqx.Module):
         self.stages = [StageNet(s, nodes, width, d, key=k) for s, d, k in each]
         m = 3 * components
         self.mixture = jnp.zeros((nodes, width, m))
-        self.mixture_bias = jnp.tile(Mixture.initial(components), (nodes, 1))
+        self.mixture_bias = jnp.zeros((nodes, m))
         self.mixture_linear = [jnp.zeros((nodes, r.columns.shape[1], m)) for r in group.stages[-1].readings]
         self.field = FieldNet(nodes, width, hidden, key=first)
 

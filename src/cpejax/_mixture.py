@@ -46,20 +46,18 @@ class Mixture(eqx.Module):
 
     @classmethod
     def from_numbers(cls, x: Float[Array, "*rows three_components"], uniform: Bool[Array, "..."]) -> Mixture:
-        """From a network's output. Scales are at least e⁻⁸, so that no single simulation can draw one to zero."""
+        """From a network's output, for zeros a mixture that covers N(0, 1).
+
+        Scales are at least e⁻⁸, so that no single simulation can draw one to zero.
+        """
         x = x.reshape(*x.shape[:-1], 3, -1)
         # Sums, not slices: their slopes are joined by a product with ones and zeros, much faster than end to end.
         weights, means, log_scales = ((x * one).sum(-2) for one in np.eye(3, dtype=np.float32)[..., None])
+        if (components := x.shape[-1]) > 1:
+            means, log_scales = means + np.linspace(-1.5, 1.5, components, dtype=np.float32), log_scales - 0.5
         # Mass beyond the edges is cut off; means stay near, so that not all of it is.
         means = jnp.where(uniform[..., None], jnp.clip(means, -2 * EDGE, 2 * EDGE), means)
         return cls(jax.nn.log_softmax(weights, axis=-1), means, jnp.maximum(log_scales, -8.0), uniform)
-
-    @staticmethod
-    def initial(components: int) -> Float[Array, " three_components"]:
-        """The numbers of a mixture that covers N(0, 1)."""
-        means = jnp.linspace(-1.5, 1.5, components) if components > 1 else jnp.zeros(1)
-        scales = jnp.full(components, -0.5 if components > 1 else 0.0)
-        return jnp.concatenate([jnp.zeros(components), means, scales])
 
     def _standardised(self, s: Array) -> Float[Array, "*rows components"]:
         return (s - self.means) * jnp.exp(-self.log_scales)
