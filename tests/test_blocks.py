@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import cpejax as cpe
 from cpejax._base import Prior
-from cpejax._blocknet import BlockNet, log_slope_of_tanh
+from cpejax._blocknet import UNROLLED, BlockNet, log_slope_of_tanh
 from cpejax._blocks import Dense, Edges, LowRank, Wiring, wire
 from cpejax._discrete import TOLERANCE, bisect, newton
 
@@ -126,6 +126,23 @@ def test_derivatives_of_the_network(storage):
     assert np.allclose(log_slope, np.log(np.diagonal(jacobian, axis1=1, axis2=2)), atol=1e-5)
     assert np.allclose(log_slope.sum(1), np.linalg.slogdet(jacobian)[1], atol=1e-5)
     assert np.allclose(slope, np.exp(log_slope), rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"storage": "dense"}, {"rank": 2}], ids=str)
+def test_few_nodes_are_computed_one_by_one(options):
+    edges = [[2], [], [1], [1, 2]]
+    net = network(edges, **options)
+    net = eqx.tree_at(lambda n: n.gamma, net, jnp.asarray(-1.0))
+    assert net.wiring.size <= UNROLLED
+    added = jax.random.normal(KEY, (5, 8))
+
+    @eqx.filter_jit
+    def both(net, x, added):
+        conditions = [(added, None), (added, -added), None]
+        return net(x, conditions), net.with_derivative(x, conditions)[0]
+
+    found, expected = both(net, jax.random.normal(KEY, (5, 4)), added)
+    assert np.allclose(found, expected, atol=1e-5)
 
 
 def test_log_derivative_far_out():

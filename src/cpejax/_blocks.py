@@ -84,6 +84,12 @@ class Wiring:
         """The node that each edge goes to; edges into one node follow one another."""
         return np.repeat(np.arange(self.size), [len(p) for p in self.parents])
 
+    def ends(self, edges: Any) -> tuple[Any, Any]:
+        """The sources and targets of edges: of one by its number, or of an array of them."""
+        if isinstance(edges, int):
+            return int(self.sources[edges]), int(self.targets[edges])
+        return jnp.asarray(self.sources)[edges], jnp.asarray(self.targets)[edges]
+
     def groups(self) -> Iterator[tuple[slice, slice, int]]:
         """Nodes that read equally many others, and the edges into them: nodes, edges, how many for each node."""
         degrees = np.array([len(p) for p in self.parents])
@@ -211,7 +217,7 @@ class Blocks(eqx.Module):
         return jnp.exp(self.log_diagonal()) if self.positive else self.raw()
 
     def at(self, edges: Any) -> Float[Array, "*edges in out"]:
-        """The blocks of some edges."""
+        """The blocks of some edges, or of one by its number."""
         raise NotImplementedError
 
 
@@ -226,7 +232,7 @@ class Dense(Blocks):
         return self.weight[each, :, each, :]
 
     def at(self, edges: Any) -> Float[Array, "*edges in out"]:
-        sources, targets = jnp.asarray(self.wiring.sources)[edges], jnp.asarray(self.wiring.targets)[edges]
+        sources, targets = self.wiring.ends(edges)
         return self.weight[sources, :, targets, :]
 
     def __call__(self, h: Float[Array, "n d in"]) -> Float[Array, "n d out"]:
@@ -280,7 +286,7 @@ class LowRank(Blocks):
         return self.own
 
     def at(self, edges: Any) -> Float[Array, "*edges in out"]:
-        sources, targets = jnp.asarray(self.wiring.sources)[edges], jnp.asarray(self.wiring.targets)[edges]
+        sources, targets = self.wiring.ends(edges)
         return self.zeta[sources, :, targets, :] @ self.xi[sources, targets]
 
     def __call__(self, h: Float[Array, "d n in"]) -> Float[Array, "d n out"]:

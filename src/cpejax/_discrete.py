@@ -185,6 +185,7 @@ def bisect(f: Scalar, u: Array, guess: Array, low: Array, high: Array) -> Array:
 
 
 def newton(f: Scalar, u: Array, guess: Array, low: Array, high: Array) -> Array:
-    """One step of Newton's method from `guess`."""
+    """One step of Newton's method from `guess`; on a steep and bent function it may lead away, and is not taken."""
     value, slope = jax.jvp(f, (guess,), (jnp.ones_like(guess),))
-    return jnp.clip(guess + (u - value) / slope, low, high)
+    better = jnp.clip(guess + (u - value) / slope, low, high)
+    return jnp.where(jnp.abs(f(better) - u) < jnp.abs(value - u), better, guess)

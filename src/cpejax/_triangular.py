@@ -88,7 +88,8 @@ class TriangularFlow(VectorFlow):
         take longer than all else.
         """
         u, n = rows["u"], len(rows["u"])
-        strata = max(s for s in range(1, TIMES + 1) if n % s == 0)
+        size = -(-n // TIMES)  # of each stratum but the last, which may have fewer
+        strata = -(-n // size)
         uniform = jax.random.uniform(key, (1 + strata,))  # all at once, because each call takes its time
         if self.base.vector.kind == "prior":
             base = jax.random.normal(jax.random.fold_in(key, 0), u.shape)
@@ -103,7 +104,7 @@ class TriangularFlow(VectorFlow):
 
         def each(x: Array) -> Array:
             """Of each simulation, from what is of each stratum."""
-            return jnp.broadcast_to(x[:, None], (strata, n // strata, x.shape[1])).reshape(n, -1)
+            return jnp.broadcast_to(x[:, None], (strata, size, x.shape[1])).reshape(strata * size, -1)[:n]
 
         t = each(times[:, None])
         condition = self.part.condition
