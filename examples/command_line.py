@@ -4,14 +4,11 @@ Nothing is known of the black box but that it takes lines `seed arrivals service
 each. It is started once for many rows (`vectorized=True`), because starting it takes longer than running it.
 
     cpejax infer examples/command_line.py --out queue/
-    python examples/command_line.py
 """
 
 import subprocess
 import sys
 
-import arviz_stats
-import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -54,17 +51,3 @@ def program():
     arrivals = numpyro.sample("arrivals", dist.LogNormal(0.0, 0.4))
     service = numpyro.sample("service", dist.LogNormal(0.3, 0.4))
     numpyro.sample("waits", cpe.Simulator(queue, arrivals, service, event_shape=(5,), host=True, vectorized=True))
-
-
-def main(simulations: int = 10_000, draws: int = 4_000, **options) -> None:
-    """How often do customers come, and how fast are they served?"""
-    rows = cpe.simulate(program, simulations, key=jax.random.key(0))
-    posterior = cpe.fit(program, rows, key=jax.random.key(1), **options)
-    tree = posterior.sample(draws, given=data, key=jax.random.key(2))
-    table = arviz_stats.summary(tree, kind="stats")
-    table["truth"] = [truth[name] for name in tree.posterior.data_vars]
-    print(table)
-
-
-if __name__ == "__main__":
-    main()

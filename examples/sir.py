@@ -4,11 +4,8 @@ Susceptible people are infected, and recover (SIR). Of each day's new infections
 scatter than a Poisson law has. JAX cannot read the simulator, so it is called on the host (`host=True`).
 
     cpejax infer examples/sir.py --out sir/
-    python examples/sir.py
 """
 
-import arviz_stats
-import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -41,17 +38,3 @@ def program():
     duration = numpyro.sample("duration", dist.LogNormal(np.log(7.0), 0.3))
     reported = numpyro.sample("reported", dist.Beta(2.0, 4.0))
     numpyro.sample("cases", cpe.Simulator(epidemic, r0, duration, reported, event_shape=(DAYS // EVERY,), host=True))
-
-
-def main(simulations: int = 10_000, draws: int = 4_000, **options) -> None:
-    """How contagious was it, how long were people ill, and how much was reported?"""
-    rows = cpe.simulate(program, simulations, key=jax.random.key(0))
-    posterior = cpe.fit(program, rows, key=jax.random.key(1), **options)
-    tree = posterior.sample(draws, given=data, key=jax.random.key(2))
-    table = arviz_stats.summary(tree, kind="stats")
-    table["truth"] = [truth[name] for name in tree.posterior.data_vars]
-    print(table)
-
-
-if __name__ == "__main__":
-    main()

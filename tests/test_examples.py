@@ -4,6 +4,7 @@ import importlib.util
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -30,12 +31,20 @@ def test_examples_run_with_tiny_settings(name, capsys, compile_fast):
     graph = cpe.Graph.from_program(module.program, observed=getattr(module, "observed", None))
     many = check_shapes({site: np.asarray(x) for site, x in data.items()}, graph, name)
     assert many == (name == "amortised")
-    for parameter, value in getattr(module, "truth", {}).items():
+    truth = getattr(module, "truth", {})
+    for parameter, value in truth.items():
         assert np.shape(value) == graph.sites[parameter].shape
     embed = getattr(getattr(module, "method", None), "embed", {})
-    module.main(simulations=60, draws=50, method=cpe.CPE(**TINY, embed=embed), max_epochs=1)
-    out = capsys.readouterr().out
-    assert all(parameter in out for parameter in graph.parameters)
+    options = {"method": cpe.CPE(**TINY, embed=embed), "max_epochs": 1}
+    if hasattr(module, "main"):  # a script too
+        module.main(simulations=60, draws=50, **options)
+        out = capsys.readouterr().out
+        assert all(parameter in out for parameter in graph.parameters)
+    else:
+        rows = cpe.simulate(module.program, 60, key=jax.random.key(0))
+        posterior = cpe.fit(module.program, rows, key=jax.random.key(1), **options)
+        tree = posterior.sample(50, given=data, key=jax.random.key(2))
+        assert {name: x.shape for name, x in tree.posterior.data_vars.items()} == dict.fromkeys(truth, (1, 50))
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 import cpejax as cpe
 from cpejax import _posterior, _run, _store
+from cpejax._methods import METHODS
 from cpejax._model import load_model
 from cpejax.cli import app
 
@@ -351,10 +352,11 @@ def test_model_files_that_cannot_be_used(here, more, message):
         ("return np.full(2, np.nan)", r"20 of 20 simulations \(100.0 %\) are not finite; the first bad site is 'y'"),
     ],
 )
-def test_simulators_that_fail(here, body, message):
+def test_simulators_that_fail(here, body, message, caplog):
     (here / "host.py").write_text(HOST.format(body=body))
     out = failing("simulate", "host.py", "--out", "new", "--simulations", 20)
     assert re.search(message, out), out
+    assert caplog.text == ""  # JAX would log a traceback
 
 
 def test_folders_that_cannot_be_used(here, monkeypatch):
@@ -457,6 +459,7 @@ def test_help_is_a_page():
         "sample": ("posterior.nc", "summary.csv", "--draws", "Example"),
         "check": ("check.json", "report.html", "--truth", "Example"),
     }
+    words["fit"] += tuple(name.lower() for name in METHODS)
     front = cpejax("--help")
     for command, expected in words.items():
         assert command in front
@@ -615,6 +618,14 @@ def test_the_report_in_a_browser(done):
             "light": ("rgb(255, 255, 255)", "rgb(26, 26, 26)"),
             "dark": ("rgb(20, 23, 28)", "rgb(230, 232, 235)"),
         }
+        paper = chromium.new_page(color_scheme="dark")
+        paper.goto(address)
+        paper.emulate_media(media="print")
+        look = (
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('nav')).display]"
+        )
+        assert paper.evaluate(look) == ["rgb(255, 255, 255)", "none"]
+        assert paper.locator("details details table").first.is_visible()  # what is folded on the screen is printed
         tab = chromium.new_page()
         tab.goto(address)
         tab.click("nav a[href='#training']")

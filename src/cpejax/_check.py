@@ -176,18 +176,15 @@ def check(
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1; found {level!r}.")
     graph = posterior.graph
-    keys = jax.random.split(check_key(key), 4)
+    keys = jax.random.split(check_key(key), 3)
     if simulations is None:
         simulations = simulate(posterior.program, n, observed=graph.data, key=keys[0], progress=progress)
     rows = {name: np.asarray(simulations[name], np.float32)[:n] for name in graph.sites}
     n = len(rows[graph.parameters[0]])
     if n < 20:
         raise ValueError(f"There are {n} simulated observations to check with; at least 20 are needed, 1,000 are good.")
-    names = parameter_names(graph)
-    ranks, joint, tarp = _ranks(posterior, rows, draws, keys[1], np.random.default_rng(_seed(keys[1])))
-    by_name = dict(zip(names, ranks.T, strict=True))
-    calibration, findings = _calibration(by_name, joint, tarp, draws, level)
-    typicality = predictive = None
+    typicality = predictive = one = None
+    which = ""
     if given is not None:
         observed = {name: np.asarray(given[name], np.float32) for name in graph.data}
         many = all(x.ndim > len(graph.sites[name].shape) for name, x in observed.items())
@@ -196,7 +193,11 @@ def check(
         worst = int(np.argmin(typicality.p - 1e-6 * typicality.distance))
         one = {name: x[worst] for name, x in observed.items()}
         which = f"Observation {worst}, the least typical: " if many else ""
-        predictive = _predictive(posterior, one, draws, level / 4, keys[2:], which, progress)
+    ranks, joint, tarp, drawn = _ranks(posterior, rows, one, draws, keys[1], np.random.default_rng(_seed(keys[1])))
+    by_name = dict(zip(parameter_names(graph), ranks.T, strict=True))
+    calibration, findings = _calibration(by_name, joint, tarp, draws, level)
+    if typicality is not None and one is not None:
+        predictive = _predictive(posterior, one, drawn, level / 4, keys[2], which, progress)
         findings += [typicality.finding, predictive.finding]
     return Check(
         graph,
@@ -242,9 +243,18 @@ def flat_draws(posterior: xr.Dataset, graph: Graph) -> Float[np.ndarray, "*lead 
 
 
 def _ranks(
-    posterior: Sampler, rows: Mapping[str, np.ndarray], draws: int, key: PRNGKeyArray, rng: np.random.Generator
-) -> tuple[Int[np.ndarray, "n d"], Ranks, Ranks]:
-    """Ranks of each parameter, of the distance from the mean, and of the distance from a random point."""
+    posterior: Sampler,
+    rows: Mapping[str, np.ndarray],
+    one: Mapping[str, np.ndarray] | None,
+    draws: int,
+    key: PRNGKeyArray,
+    rng: np.random.Generator,
+) -> tuple[Int[np.ndarray, "n d"], Ranks, Ranks, dict[str, np.ndarray]]:
+    """Ranks of each parameter, of the distance from the mean, and of the distance from a random point.
+
+    With an observation `one` at hand, also the draws from its posterior, `{parameter: (draws, *shape)}`: it goes with
+    the simulated ones, because a call for it alone would have to be compiled.
+    """
     graph = posterior.graph
     n = len(rows[graph.parameters[0]])
     truth = np.concatenate([rows[name].reshape(n, -1) for name in graph.parameters], axis=1)
@@ -254,20 +264,23 @@ def _ranks(
     # The parameters of another simulation are a point that knows nothing of this one.
     points = np.roll(truth, 1, axis=0)
     ranks, joint, tarp = np.zeros((n, d), int), np.zeros(n, int), np.zeros(n, int)
-    chunk = max(1, min(n, MOST_NUMBERS // (draws * d)))
-    for start in range(0, n, chunk):
-        which = np.arange(start, start + chunk) % n  # one shape, one compilation
-        tree = posterior.sample(
-            draws, {name: rows[name][which] for name in graph.data}, key=jax.random.fold_in(key, start)
-        )
+    data = {name: rows[name] if one is None else np.concatenate([rows[name], one[name][None]]) for name in graph.data}
+    count = n if one is None else n + 1
+    chunk = max(1, min(count, MOST_NUMBERS // (draws * d)))
+    of_one: dict[str, np.ndarray] = {}
+    for start in range(0, count, chunk):
+        which = np.arange(start, start + chunk) % count  # one shape, one compilation
+        tree = posterior.sample(draws, {name: x[which] for name, x in data.items()}, key=jax.random.fold_in(key, start))
         drawn = flat_draws(tree["posterior"].dataset, graph)  # (draws, chunk, d)
+        if start <= n < min(start + chunk, count):
+            of_one = {name: tree["posterior"][name].values[0, :, n - start] for name in graph.parameters}
         for first in range(start, min(start + chunk, n), 50):  # a few at a time are faster than one, and than all
             i = np.arange(first, min(first + 50, start + chunk, n))
             every = np.concatenate([truth[i][None], drawn[:, i - start]]).astype(np.float64).transpose(1, 0, 2)
             ranks[i] = _rank(every, rng)
             joint[i] = _rank(_from_mean(every), rng)
             tarp[i] = _rank(np.square((every - points[i][:, None]) / spread).sum(2), rng)
-    return ranks, joint, tarp
+    return ranks, joint, tarp, of_one
 
 
 def _rank(x: Float[np.ndarray, "m draws_1 *d"], rng: np.random.Generator) -> Int[np.ndarray, "m *d"]:
@@ -597,16 +610,15 @@ def summary_statistics(x: Float[np.ndarray, "n ..."], event: int) -> dict[str, F
 def _predictive(
     posterior: Sampler,
     observed: Mapping[str, np.ndarray],
-    draws: int,
+    drawn: Mapping[str, np.ndarray],
     level: float,
-    keys: Any,
+    key: PRNGKeyArray,
     which: str,
     progress: bool | None,
 ) -> Predictive:
     graph = posterior.graph
-    tree = posterior.sample(draws, dict(observed), key=keys[0])
-    values = {name: np.asarray(tree["posterior"][name].values)[0] for name in graph.parameters}
-    replicated = simulate(posterior.program, draws, observed=graph.data, values=values, key=keys[1], progress=progress)
+    n = len(drawn[graph.parameters[0]])
+    replicated = simulate(posterior.program, n, observed=graph.data, values=drawn, key=key, progress=progress)
     table, columns, at = [], [], []
     for name in graph.data:
         event = len(graph.sites[name].event_shape)

@@ -533,7 +533,11 @@ def _draw(
     if len(keys) == 1:
         out = one(({name: x[0] for name, x in data.items()}, keys[0]))
         return jax.tree.map(lambda v: v[None], out)
-    return jax.lax.map(one, (data, keys), batch_size=max(1, min(len(keys), chunk // (4 * n))))
+    # A remainder would be a second copy of the whole program, to be compiled: the last batch is filled instead.
+    batches = -(-len(keys) // max(1, min(len(keys), chunk // (4 * n))))
+    batch = -(-len(keys) // batches)
+    filled = jax.tree.map(lambda v: v[jnp.arange(batches * batch) % len(keys)], (data, keys))
+    return jax.tree.map(lambda v: v[: len(keys)], jax.lax.map(one, filled, batch_size=batch))
 
 
 def _reject(

@@ -393,7 +393,8 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; fo
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
 :focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 @media print {
-  :root { --ink: #000; --paper: #fff; --raised: #fff; --muted: #444; --line: #bbb; --shade: #d3d7dc; }
+  :root { --ink: #000; --paper: #fff; --raised: #fff; --muted: #444; --line: #bbb; --shade: #d3d7dc; --ok: #1b7f4d;
+    --bad: #c92a2a; --bad-raised: #fff; --link: #2563b0; }
   body { max-width: none; padding: 0; font-size: 10.5pt; } nav { display: none; } figure, tr { break-inside: avoid; }
   details::details-content { content-visibility: visible; block-size: auto; } .wide { overflow: visible; }
   pre { white-space: pre-wrap; } svg { min-width: 0 !important; } }

@@ -387,7 +387,7 @@ def run_check(
     seed: int | None,
     tree: xr.DataTree,
 ) -> None:
-    """Check the posterior, and write the report: `check.json` and `report.html`.."""
+    """Check the posterior, and write the report: `check.json` and `report.html`."""
     n, seed = run.option("check_simulations", n, CHECK_SIMULATIONS), run.option("seed", seed, 0)
     inputs = {
         "the draws": run.file_hash("sample", "posterior.nc"),
@@ -470,6 +470,12 @@ def _repeat(run: Run) -> str:
 
 
 # ---- data
+
+
+def read_observation(run: Run, given: Path | None, truth: Path | None) -> tuple[Given, Given | None]:
+    """The observed data and, if there is one observation whose parameters are known, these."""
+    values, many = read_given(run, given)
+    return values, None if many else read_truth(run, truth)
 
 
 def read_given(run: Run, path: Path | None) -> tuple[Given, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -78,13 +79,22 @@ Given = Annotated[
 Simulations = Annotated[
     int | None, typer.Option(min=20, metavar="N", help="Simulations to train on.", show_default="10000")
 ]
-Seed = Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Decides all random numbers.", show_default="0")]
-MethodName = Annotated[
-    str | None, typer.Option("--method", help="The method, by name.", show_default="that of the model file, or cpe")
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Decides all random numbers.", show_default="0")
 ]
-Epochs = Annotated[int | None, typer.Option(min=1, help="The most epochs to train for.", show_default="2000")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Gradient steps to train for.", show_default="20000")]
-Draws = Annotated[int | None, typer.Option(min=1, help="Draws from the posterior.", show_default="4000")]
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        "--method", metavar="NAME", help="cpe, fmpe, pse or aio.", show_default="that of the model file, or cpe"
+    ),
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="The most epochs to train for.", show_default="2000")
+]
+Steps = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Gradient steps to train for.", show_default="20000")
+]
+Draws = Annotated[int | None, typer.Option(min=1, metavar="N", help="Draws from the posterior.", show_default="4000")]
 CheckSimulations = Annotated[
     int | None, typer.Option(min=20, metavar="N", help="New simulations to check with.", show_default="1000")
 ]
@@ -97,7 +107,8 @@ Fitted = Annotated[
     typer.Option("--fit", metavar="RUN", help="Use the model that this run has fitted; nothing is trained."),
 ]
 Timeout = Annotated[
-    float, typer.Option(min=0, help="Seconds that one call of a simulator on the host may take; 0 for no limit.")
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="What one call of a simulator on the host may take; 0: no limit."),
 ]
 Restart = Annotated[
     bool, typer.Option("--restart", help="Replace what the run has made from other inputs, instead of an error.")
@@ -139,11 +150,8 @@ def infer(
 
     Example: `cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out run/`
     """
-    with _running(model, out, restart, timeout, debug) as run:
-        from cpejax import _run as stages
-
-        values, many = stages.read_given(run, given)  # before hours of simulation
-        true = None if many else stages.read_truth(run, truth)
+    with _running(model, out, restart, timeout, debug) as (run, stages):
+        values, true = stages.read_observation(run, given, truth)  # before hours of simulation
         stages.choose_method(run.model, method)
         if fit is None and run.record["options"].get("fit") is None:
             stages.run_simulate(run, simulations, seed)
@@ -172,9 +180,7 @@ def simulate(
 
     Example: `cpejax simulate examples/sir.py --out run/ --simulations 5000`
     """
-    with _running(model, out, restart, timeout, debug) as run:
-        from cpejax import _run as stages
-
+    with _running(model, out, restart, timeout, debug) as (run, stages):
         stages.run_simulate(run, simulations, seed)
         _next(run, "fit")
 
@@ -197,9 +203,7 @@ def fit(
 
     Example: `cpejax fit examples/sir.py --out run/`
     """
-    with _running(model, out, restart, 0.0, debug) as run:
-        from cpejax import _run as stages
-
+    with _running(model, out, restart, 0.0, debug) as (run, stages):
         stages.run_fit(run, method, epochs, steps, seed)
         _next(run, "sample")
 
@@ -221,9 +225,7 @@ def sample(
 
     Example: `cpejax sample examples/sir.py --given data.json --out run/`
     """
-    with _running(model, out, restart, 0.0, debug) as run:
-        from cpejax import _run as stages
-
+    with _running(model, out, restart, 0.0, debug) as (run, stages):
         values, _ = stages.read_given(run, given)
         posterior, fingerprint = stages.fitted(run, fit)
         tree = stages.run_sample(run, posterior, fingerprint, values, draws, seed)
@@ -252,11 +254,8 @@ def check(
 
     Example: `cpejax check examples/sir.py --given data.json --out run/`
     """
-    with _running(model, out, restart, timeout, debug) as run:
-        from cpejax import _run as stages
-
-        values, many = stages.read_given(run, given)
-        true = None if many else stages.read_truth(run, truth)
+    with _running(model, out, restart, timeout, debug) as (run, stages):
+        values, true = stages.read_observation(run, given, truth)
         posterior, fingerprint = stages.fitted(run, fit)
         if "sample" not in run.record["stages"]:
             raise Failure(f"{run.folder} has no draws to report. First: cpejax sample {model} --out {run.folder}")
@@ -266,22 +265,22 @@ def check(
 
 
 @contextmanager
-def _running(model: Path, out: Path, restart: bool, timeout: float, debug: bool) -> Iterator[Run]:
-    """A run, alone in its folder; errors in a paragraph, and an interruption said to be one."""
+def _running(model: Path, out: Path, restart: bool, timeout: float, debug: bool) -> Iterator[tuple[Run, Any]]:
+    """A run, alone in its folder, and the stages; errors in a paragraph, and an interruption said to be one."""
     with _errors_in_a_paragraph(debug):
         loaded = load_model(model)
-        from cpejax._run import Interrupted, Run, go_on  # slow to import: a misspelt file name is told at once
+        from cpejax import _run as stages  # slow to import: a misspelt file name is told at once
 
         command = ["cpejax", *sys.argv[1:]]
-        run = Run(out, loaded, command=command, restart=restart, timeout=timeout)
+        run = stages.Run(out, loaded, command=command, restart=restart, timeout=timeout)
         try:
             with run.locked():
-                yield run
-        except (Interrupted, KeyboardInterrupt) as interruption:
+                yield run, stages
+        except (stages.Interrupted, KeyboardInterrupt) as interruption:
             if debug:
                 raise
             words = str(interruption) or "Interrupted."
-            run.say(f"{words} {go_on(run.folder)}")
+            run.say(f"{words} {stages.go_on(run.folder)}")
             raise typer.Exit(130) from None
 
 
@@ -427,6 +426,10 @@ def tasks() -> None:
 
 @contextmanager
 def _errors_in_a_paragraph(debug: bool) -> Iterator[None]:
+    callbacks = logging.getLogger("jax._src.callback")  # JAX logs the traceback of what a simulator on the host raises
+    level = callbacks.level
+    if not debug:
+        callbacks.setLevel(logging.CRITICAL)
     try:
         yield
     except Failure as failure:
@@ -437,6 +440,8 @@ def _errors_in_a_paragraph(debug: bool) -> Iterator[None]:
         if debug or isinstance(error, typer.Exit | typer.BadParameter | typer.Abort):
             raise
         _fail(f"{summary(error)} (Run it again with --debug to see where this happened.)")
+    finally:
+        callbacks.setLevel(level)
 
 
 def _fail(message: str) -> NoReturn:
