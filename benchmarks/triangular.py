@@ -104,7 +104,8 @@ def bias() -> Iterator[Job]:
 def one_bias(rho: float, method: Any) -> dict[str, Any]:
     truth = np.array([[1, rho], [rho, 1]])
     began = time.perf_counter()
-    posterior = cpe.fit(pair, correlated(rho), observed=["y"], method=method, key=jax.random.key(1), steps=6_000)
+    options = {"steps": 6_000} if method.flow == "ancestral" else {"steps": 6_000, "learning_rate": 1e-3}
+    posterior = cpe.fit(pair, correlated(rho), observed=["y"], method=method, key=jax.random.key(1), **options)
     tree = posterior.sample(20_000, given={"y": 0.0}, key=jax.random.key(2), solver="rk45")
     found = np.cov(np.stack([tree.posterior[n].values[0] for n in "ab"]))
     predicted = limit(truth, np.tril(np.ones((2, 2))))
