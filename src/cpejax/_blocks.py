@@ -298,8 +298,8 @@ class LowRank(Blocks):
         return out + jnp.einsum("sntr,stro->tno", passed, self.xi * mask)
 
 
-DENSEST = 8
-"""The most nodes that are stored densely without being asked to."""
+DENSEST = 16
+"""The most nodes that are stored densely without being asked to: as far as was measured (`docs/triangular.md`)."""
 
 
 def blocks(
