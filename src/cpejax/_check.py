@@ -271,9 +271,10 @@ def _ranks(
     for start in range(0, count, chunk):
         which = np.arange(start, start + chunk) % count  # one shape, one compilation
         tree = posterior.sample(draws, {name: x[which] for name, x in data.items()}, key=jax.random.fold_in(key, start))
-        drawn = flat_draws(tree["posterior"].dataset, graph)  # (draws, chunk, d)
+        found = tree["posterior"].dataset
+        drawn = flat_draws(found, graph)  # (draws, chunk, d)
         if start <= n < min(start + chunk, count):
-            of_one = {name: tree["posterior"][name].values[0, :, n - start] for name in graph.parameters}
+            of_one = {name: found[name].values[0, :, n - start] for name in graph.parameters}
         for first in range(start, min(start + chunk, n), 50):  # a few at a time are faster than one, and than all
             i = np.arange(first, min(first + 50, start + chunk, n))
             every = np.concatenate([truth[i][None], drawn[:, i - start]]).astype(np.float64).transpose(1, 0, 2)

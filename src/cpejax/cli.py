@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -286,22 +287,27 @@ def _running(model: Path, out: Path, restart: bool, timeout: float, debug: bool)
 
 def _show(run: Run, frame: Any, most: int = 40) -> None:
     """The numbers, in the terminal."""
-    from cpejax._report import places
-
-    rows = frame.reset_index()
-    names = {"q05": "5 %", "q25": "25 %", "q75": "75 %", "q95": "95 %"}
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in rows.columns:
-        text = name in ("parameter", "observation")
-        table.add_column(names.get(name, name), justify="left" if text else "right", no_wrap=True)
-    for row in rows.head(most).itertuples(index=False):
-        decimals = places(row.sd)
-        cells = (_cell(x, decimals) for x in row)
-        table.add_row(*map(Text, cells))
-    console = Console()
+    rows, console = frame.reset_index(), Console()
+    table = _numbers(rows.head(most))
+    if Measurement.get(console, console.options.update(max_width=10_000), table).maximum > console.width:
+        table = _numbers(rows.head(most).drop(columns=["q25", "q75"]))  # they are in summary.csv
     console.print(table)
     if len(rows) > most:
         console.print(Text(f"{len(rows) - most} more rows are in {run.folder / 'summary.csv'}."))
+
+
+def _numbers(rows: Any) -> Table:
+    names = {"q05": "5 %", "q25": "25 %", "q75": "75 %", "q95": "95 %"}
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in rows.columns:
+        text = name in ("parameter", "observation")
+        table.add_column(names.get(name, name), justify="left" if text else "right", no_wrap=True)
+    from cpejax._report import places
+
+    for row in rows.itertuples(index=False):
+        decimals = places(row.sd)
+        table.add_row(*(Text(_cell(x, decimals)) for x in row))
+    return table
 
 
 def _cell(x: Any, decimals: int | None) -> str:
