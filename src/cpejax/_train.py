@@ -30,8 +30,8 @@ from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_
 class Training:
     """How to train.
 
-    The defaults were chosen on two moons and on a linear Gaussian model with 10,000 simulations, by the divergence from
-    the exact posterior; `benchmarks/accuracy.py` measures what they give.
+    The defaults were chosen on two moons and SLCP with 10,000 simulations, by the log-density of fresh simulations
+    (`benchmarks/defaults.py`); `benchmarks/accuracy.py` measures what they give.
 
     - `batch_size`: simulations in a step.
     - `learning_rate`: of Adam, at its highest.
