@@ -28,6 +28,7 @@ import cpejax as cpe
 
 ROOT = Path(__file__).parents[1]
 SEEDS = range(3)
+SIMULATIONS = {"hierarchical": 10_000, "sir": 30_000}
 
 
 def example(name):
@@ -67,7 +68,7 @@ def hierarchical(y):
     """`examples/hierarchical.py` with its density."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
     with numpyro.plate("group", 8, dim=-2):
         with reparam(config={"beta": LocScaleReparam(0)}):
             beta = numpyro.sample("beta", dist.Normal(mu, tau))
@@ -122,11 +123,12 @@ def matrix(draws, names):
     return np.concatenate([np.asarray(draws[n]).reshape(len(draws[n]), -1) for n in names], axis=1)
 
 
-def compare(name, simulations=10_000, seed=0, draws=10_000, **options):
+def compare(name, simulations=None, seed=0, draws=10_000, **options):
     """C2ST of the example's posterior against NUTS, and of NUTS against itself."""
-    module = example(name)
+    module, simulations = example(name), simulations or SIMULATIONS[name]
     given = observation(name, module)
     rows = cpe.simulate(module.program, simulations, key=jax.random.key(10 * seed))
+    options = {"method": getattr(module, "method", cpe.CPE()), **options}
     posterior = cpe.fit(module.program, rows, key=jax.random.key(10 * seed + 1), **options)
     tree = posterior.sample(draws, given=given, key=jax.random.key(10 * seed + 2))
     names = posterior.graph.parameters

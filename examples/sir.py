@@ -3,7 +3,7 @@
 Susceptible people are infected, and recover (SIR). Of each day's new infections only a share is reported, with more
 scatter than a Poisson law has. JAX cannot read the simulator, so it is called on the host (`host=True`).
 
-    cpejax infer examples/sir.py --out sir/
+    cpejax infer examples/sir.py --out sir/ --simulations 30000
 """
 
 import numpy as np
