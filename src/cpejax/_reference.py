@@ -31,7 +31,7 @@ __all__ = ["reference"]
 CHAINS, DRAWS, WARMUP, THIN = 10, 10_000, 5_000, 2
 KEPT = (DRAWS - WARMUP) // THIN
 START = 20_000
-MOVES = 5
+MOVES = 20
 CHUNK, MOST = 2**18, 10**9
 
 
@@ -188,7 +188,7 @@ def _slice(key: Array, data: dict[str, Array], *, task: Task) -> dict[str, Array
     """All chains at once: `{site: (CHAINS, KEPT, *shape)}`.
 
     The chain runs in coordinates in which the prior has mean 0 and sd 1, with a first bracket of ten prior sds, so
-    that it can step onto a mode anywhere in the prior. A draw is five moves for every scalar parameter, because a
+    that it can step onto a mode anywhere in the prior. A draw is twenty moves for every scalar parameter, because a
     move changes one direction only. Chains start at prior draws resampled by their likelihood.
     """
     prior_key, start_key, key = jax.random.split(key, 3)
