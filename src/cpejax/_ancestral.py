@@ -121,7 +121,10 @@ class StageNet(eqx.Module):
 
 
 class FieldNet(eqx.Module):
-    """The field of each node, `γ y + (1 − γ) λ(t, y; context)` (paper, equation 8): four maps 1→h→h→h→1."""
+    """The field of each node, `γ y + (1 − γ) λ(t, y; context)` (paper, equation 8): four maps 1→h→h→h→1.
+
+    Unlike the paper's, γ starts near 0: in turned coordinates the field of a normal law is zero, not `y`.
+    """
 
     from_context: Float[Array, "k width h"]
     from_time: Float[Array, "k time h"]

@@ -31,7 +31,7 @@ class Training:
     """How to train.
 
     The defaults were chosen on two moons and SLCP with 10,000 simulations, by the log-density of fresh simulations
-    (`benchmarks/defaults.py`); `benchmarks/accuracy.py` measures what they give.
+    (docs/inference.md says what is stored of it); `benchmarks/accuracy.py` measures what they give.
 
     - `batch_size`: simulations in a step.
     - `learning_rate`: of Adam, at its highest.
