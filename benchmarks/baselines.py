@@ -57,7 +57,7 @@ class Size:
     simulations: int = 10_000
     draws: int = 10_000
     observations: int = 5
-    epochs: int = 200  # of both, beside the peer
+    epochs: int = 100  # of both, beside the peer
     most_epochs: int | None = None
 
 

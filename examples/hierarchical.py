@@ -28,7 +28,7 @@ truth = {
 
 
 # The ten measurements of a group are exchangeable, and a network that knows it learns more from them.
-method = cpe.CPE(embed={"y": cpe.SetEmbedding((MEASUREMENTS,), out=16, width=32, key=jax.random.key(0))})
+method = cpe.CPE(embed={"y": cpe.SetEmbedding((MEASUREMENTS,), out=16, width=32, depth=1, key=jax.random.key(0))})
 
 
 def measure(key, beta, sigma):

@@ -75,7 +75,9 @@ def test_fast_c2st_agrees_with_the_published_one(name, shift):
     rng = np.random.default_rng(0)
     x, y = (task.ravel(task.exact(task.observation(0), 10_000, rng)) for _ in range(2))
     x = x + shift * x.std(0)
-    assert c2st(x, y) == pytest.approx(c2st(x, y, method="mlp"), abs=0.01)
+    # Scikit-learn's rule may stop on a plateau: for the tree, shifted, seeds 1, 2, 3 give .837, .924, .924.
+    published = np.median([c2st(x, y, method="mlp", seed=seed) for seed in (1, 2, 3)])
+    assert c2st(x, y) == pytest.approx(published, abs=0.01)
 
 
 # ---------------------------------------------------------------------------------------------------------------- H-min

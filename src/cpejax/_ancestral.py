@@ -31,7 +31,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from cpejax._coordinates import Constrain, Coordinates, Shapes, Values, plates_first
-from cpejax._embed import Embedding, Fixed, Standardise, silu
+from cpejax._embed import Embedding, Fixed, Standardise, apply_to_rows, silu
 from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
@@ -87,7 +87,7 @@ class TimeFeatures(eqx.Module):
 
     def __call__(self, t: Float[Array, " n"]) -> Float[Array, "n width"]:
         angles = 2 * jnp.pi * t[:, None] * self.frequencies.values[None, :]
-        return jax.vmap(self.mlp)(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1))
+        return apply_to_rows(self.mlp, jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1))
 
 
 class StageNet(eqx.Module):
@@ -285,21 +285,31 @@ class AncestralFlow(Flow):
 
     # What networks read
 
-    def _features(self, name: str, x: Float[Array, "n ..."]) -> Float[Array, "n *plates f"]:
-        """The features of a site (of a member, where it is unrolled) from its values."""
+    def _scale(self, name: str, x: Float[Array, "n ..."]) -> Float[Array, "n *plates s"]:
+        """The standardised values of a site (of a member, where it is unrolled)."""
         site = self.plan.graph.sites[name]
         rows = _rows(site, x, self.coordinates.graph)
-        if site.origin not in self.embed:
-            return self.standard[name](rows)
-        scaled = self.standard[name].one_each(rows).reshape(-1, *site.event_shape)
-        return jax.vmap(self.embed[site.origin])(scaled).reshape(*rows.shape[:-1], -1)
+        return self.standard[name].one_each(rows) if site.origin in self.embed else self.standard[name](rows)
 
-    def _site_features(self, names: tuple[str, ...], values: Values) -> Values:
+    def _scale_all(self, names: tuple[str, ...], values: Values) -> Values:
         sites = self.plan.graph.sites
-        return {n: self._features(n, _pick(sites[n], values[sites[n].origin], self.coordinates.graph)) for n in names}
+        return {n: self._scale(n, _pick(sites[n], values[sites[n].origin], self.coordinates.graph)) for n in names}
 
-    def _data_tables(self, data: Values) -> Tables:
-        return self._tables("data", self._site_features(self.plan.graph.data, data), {}, len(next(iter(data.values()))))
+    def _features(self, name: str, scaled: Float[Array, "n *plates s"]) -> Float[Array, "n *plates f"]:
+        """What networks read of a site: its standardised values, or what the user's embedding makes of them."""
+        site = self.plan.graph.sites[name]
+        if site.origin not in self.embed:
+            return scaled
+        members = scaled.reshape(-1, *site.event_shape)
+        return jax.vmap(self.embed[site.origin])(members).reshape(*scaled.shape[:-1], -1)
+
+    def _data_tables(self, scaled: Values) -> Tables:
+        features = {name: self._features(name, x) for name, x in scaled.items()}
+        return self._tables("data", features, {}, len(next(iter(scaled.values()))))
+
+    def _observed(self, data: Values) -> Tables:
+        """The tables of one observation's data."""
+        return self._data_tables(self._scale_all(self.plan.graph.data, {name: x[None] for name, x in data.items()}))
 
     def _tables(self, kind: str, features: Values, z: Values, n: int) -> Tables:
         tables = {
@@ -321,7 +331,7 @@ class AncestralFlow(Flow):
         found = jax.vmap(self.coordinates.to_z)(values)
         z = {n: found[sites[n].origin][_place(sites[n], self.coordinates.graph)] for n in self.plan.posterior.order}
         n = len(next(iter(values.values())))
-        return z, self._tables("parameters", self._site_features(self.plan.posterior.order, values), z, n)
+        return z, self._tables("parameters", self._scale_all(self.plan.posterior.order, values), z, n)
 
     def _coordinates_of(self, group: Group, z: Values) -> Float[Array, "k n *plates"]:
         return jnp.stack([z[name][..., k] for name, k in group.nodes])
@@ -363,7 +373,7 @@ class AncestralFlow(Flow):
 
     def prepare(self, values: Values) -> dict[str, Any]:
         z, tables = self._known(values)
-        data = {name: values[name] for name in self.coordinates.graph.data}
+        data = self._scale_all(self.plan.graph.data, values)
         each = [self._coordinates_of(g, z) for g in self.plan.groups]
         rows = {"z": each, "s": [self._linear(net, z) for net, z in zip(self.groups, each, strict=True)]}
         rows = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)
@@ -396,8 +406,9 @@ class AncestralFlow(Flow):
             here = {table: _take(x, table.plates, inside, 1) for table, x in tables.items()}
             z, s = (_take(jnp.moveaxis(rows[name][g], 1, 0), group.plates, inside, 2) for name in ("z", "s"))
             context = self._context(g, net, here)
-            total -= context.mixture.log_density(z, s).mean(tuple(range(1, z.ndim))).sum()
-            w = jax.lax.stop_gradient(context.mixture.straighten(s))
+            mixture = context.mixture.flat(z.shape)
+            total -= mixture.log_density(z.ravel(), s.ravel()).sum() * (len(z) / z.size)  # a mean for each node
+            w = jax.lax.stop_gradient(mixture.straighten(s.ravel())).reshape(z.shape)
             noise = jax.random.normal(jax.random.fold_in(key_noise, g), (draws, *w.shape))
             errors = [_matching(net.field, context.hidden, w, *each) for each in zip(noise, t, features, strict=True)]
             total += sum(errors) / draws
@@ -422,7 +433,7 @@ class AncestralFlow(Flow):
         z = jax.eval_shape(self.coordinates.to_z, known)
         constrain = self.coordinates.constrainers(known, z)
         values = {name: jnp.zeros((n, *graph.sites[name].shape)) for name in graph.parameters} | data
-        tables = self._tables("parameters", {}, {}, n) | self._data_tables({k: x[None] for k, x in data.items()})
+        tables = self._tables("parameters", {}, {}, n) | self._observed(data)
         clipped = jnp.zeros((), jnp.int32)
         for number, run in enumerate(self.plan.runs):
             draw = self._level_drawer(run, n, steps, solver)
@@ -503,7 +514,7 @@ class AncestralFlow(Flow):
             for i, name in enumerate(run.sites[level]):
                 z_site = jnp.moveaxis(z[: self.plan.sizes[name], i], 0, -1)
                 out.append(_constrain(sites[name], graph, constrain, getter(drawn), z_site, z_shapes, data))
-            return tuple(out), tuple(self._features(s, x) for s, x in zip(run.sites[level], out, strict=True))
+            return tuple(out), tuple(self._scale(s, x) for s, x in zip(run.sites[level], out, strict=True))
 
         def body(carry: tuple, x: tuple) -> tuple:
             tables, drawn = carry
@@ -548,7 +559,7 @@ class AncestralFlow(Flow):
         n = len(next(iter(values.values())))
         full = values | {name: jnp.broadcast_to(x, (n, *x.shape)) for name, x in data.items()}
         z, tables = self._known(full)
-        tables |= self._data_tables({name: x[None] for name, x in data.items()})
+        tables |= self._observed(data)
         total = jax.vmap(self.coordinates.log_volume)(full)
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
             context = self._context(g, net, tables)

@@ -76,6 +76,14 @@ class Standardise(Fixed):
         return jax.vmap(jnp.interp, in_axes=(-1, 0, None), out_axes=-1)(scaled, self.knots, self.scores)
 
 
+def apply_to_rows(mlp: eqx.nn.MLP, x: Float[Array, "*rows d"]) -> Float[Array, "*rows out"]:
+    """`mlp` with `silu` on each row; mapping it over rows would compute, and turn round, the transposed products."""
+    for i, layer in enumerate(mlp.layers):
+        assert layer.bias is not None
+        x = (silu(x) if i else x) @ layer.weight.T + layer.bias
+    return x
+
+
 class MLPEmbedding(eqx.Module):
     """A multilayer perceptron on the flattened value of a data site.
 
@@ -88,7 +96,7 @@ class MLPEmbedding(eqx.Module):
         self.mlp = eqx.nn.MLP(int(np.prod(shape)), out, width, depth, silu, key=key)
 
     def __call__(self, x: Array) -> Float[Array, " out"]:
-        return self.mlp(x.reshape(-1))
+        return apply_to_rows(self.mlp, x.reshape(-1))
 
 
 class SetEmbedding(eqx.Module):
@@ -105,7 +113,7 @@ class SetEmbedding(eqx.Module):
 
     def __call__(self, x: Array) -> Float[Array, " out"]:
         rows = x.reshape(x.shape[0], -1)
-        return self.whole(jax.vmap(self.each)(rows).mean(0))
+        return apply_to_rows(self.whole, apply_to_rows(self.each, rows).mean(0))
 
 
 class ConvEmbedding(eqx.Module):
