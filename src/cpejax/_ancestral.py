@@ -565,9 +565,10 @@ class AncestralFlow(Flow):
             context = self._context(g, net, tables)
             coordinates = self._coordinates_of(group, z)
             s = self._linear(net, coordinates)
-            w = context.mixture.straighten(s)
+            mixture = context.mixture.flat(s.shape)
+            w = mixture.straighten(s.ravel()).reshape(s.shape)
             log_q = self._log_density(net.field, context.hidden, w, steps)
-            log_q += context.mixture.log_density(coordinates, s) - norm.logpdf(w)
+            log_q += mixture.log_density(coordinates.ravel(), s.ravel()).reshape(s.shape) - norm.logpdf(w)
             total += log_q.sum((0, *range(2, log_q.ndim)))
         return total
 

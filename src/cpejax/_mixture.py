@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
@@ -100,13 +102,14 @@ class Mixture(eqx.Module):
         """The inverse of `straighten`: bisection, then two steps of Newton's method."""
         # Mirrored where w > 0, so that the tail that is compared is always the small one.
         sign = jnp.where(w > 0, -1.0, 1.0)
-        weights, means, rates = jnp.exp(self.log_weights), sign * self.means, jnp.exp(-self.log_scales)
+        # One by one: a sum over an axis would write all of its terms to memory, each time.
+        components = list(zip(jnp.exp(self.log_weights), sign * self.means, jnp.exp(-self.log_scales), strict=True))
 
         def below(s: Array) -> Array:
-            return (weights * _cdf((s - means) * rates)).sum(0)
+            return _sum(weight * _cdf((s - mean) * rate) for weight, mean, rate in components)
 
         def density(s: Array) -> Array:
-            return (weights * rates * norm.pdf((s - means) * rates)).sum(0)
+            return _sum(weight * rate * norm.pdf((s - mean) * rate) for weight, mean, rate in components)
 
         edge = jnp.full_like(w, EDGE)
         cut = jnp.where(self.uniform, below(-edge), 0.0)
@@ -121,9 +124,9 @@ class Mixture(eqx.Module):
 
         # The quantile of a mixture lies between the least and the greatest of its components'.
         normal = jnp.where(self.uniform, ndtri(jnp.clip(mass, SMALLEST, 1 - 1e-7)), -jnp.abs(w))
-        quantiles = means + normal / rates
+        quantiles = [mean + normal / rate for _, mean, rate in components]
         edge = jnp.where(self.uniform, EDGE, jnp.inf)
-        low, high = jnp.clip(quantiles.min(0), -edge, edge), jnp.clip(quantiles.max(0), -edge, edge)
+        low, high = (jnp.clip(functools.reduce(f, quantiles), -edge, edge) for f in (jnp.minimum, jnp.maximum))
         low, high = jax.lax.fori_loop(0, 14, halve, (low, high))
 
         def improve(_: Any, s: Array) -> Array:
@@ -132,6 +135,10 @@ class Mixture(eqx.Module):
         s = jax.lax.fori_loop(0, 2, improve, 0.5 * (low + high))
         rank = jnp.clip(s / math.sqrt(12.0) + 0.5, 1e-7, 1 - 1e-7)
         return sign * jnp.where(self.uniform, ndtri(rank), s)
+
+
+def _sum(terms: Iterable[Array]) -> Array:
+    return functools.reduce(jnp.add, terms)
 
 
 def _log_sum_exp(x: Float[Array, "components *rows"]) -> Float[Array, "*rows"]:
