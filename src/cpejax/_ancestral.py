@@ -31,7 +31,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from cpejax._coordinates import Constrain, Coordinates, Shapes, Values, plates_first
-from cpejax._embed import Embedding, Fixed, Standardise, apply_to_rows, silu
+from cpejax._embed import Embedding, Fixed, Standardise, on_rows, silu
 from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
@@ -87,7 +87,7 @@ class TimeFeatures(eqx.Module):
 
     def __call__(self, t: Float[Array, " n"]) -> Float[Array, "n width"]:
         angles = 2 * jnp.pi * t[:, None] * self.frequencies.values[None, :]
-        return apply_to_rows(self.mlp, jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1))
+        return on_rows(self.mlp, jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1))
 
 
 class StageNet(eqx.Module):

@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from cpejax._ancestral import TimeFeatures
-from cpejax._embed import silu
+from cpejax._embed import on_rows, silu
 
 Tokens = Float[Array, "n t w"]
 
 
 def _map(layer: eqx.nn.Linear | eqx.nn.LayerNorm, x: Tokens) -> Array:
-    return jax.vmap(jax.vmap(layer))(x)
+    return on_rows(layer, x) if isinstance(layer, eqx.nn.Linear) else jax.vmap(jax.vmap(layer))(x)
 
 
 class Block(eqx.Module):

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cpejax._ancestral import TimeFeatures
 from cpejax._base import Prior
 from cpejax._coordinates import Coordinates, Values, plates_first
-from cpejax._embed import Embedding, Standardise, silu
+from cpejax._embed import Embedding, Standardise, on_rows, silu, split_columns
 from cpejax._flow import Flow
 from cpejax._graph import Graph
 from cpejax._program import Program
@@ -143,22 +143,26 @@ class Condition(eqx.Module):
 
     mlp: eqx.nn.MLP
     time: TimeFeatures | None
-    linears: list[eqx.nn.Linear]
+    from_data: list[Float[Array, "h w"]]
+    from_time: list[Float[Array, "h f"]]
+    biases: list[Float[Array, " h"]]
 
     def __init__(self, features: int, hidden: int, layers: int, *, time: bool, width: int, key: PRNGKeyArray):
         first, second, *rest = jax.random.split(key, 2 + layers)
         self.mlp = eqx.nn.MLP(features, width, width, 1, silu, key=first)
         self.time = TimeFeatures(64, key=second) if time else None
-        self.linears = [eqx.nn.Linear(width + 64 * time, hidden, key=k) for k in rest]
+        linears = [eqx.nn.Linear(width + 64 * time, hidden, key=k) for k in rest]
+        parts = [split_columns(linear.weight, width, 64 * time) for linear in linears]
+        self.from_data, self.from_time = [part[0] for part in parts], [part[1] for part in parts if time]
+        self.biases = [linear.bias for linear in linears if linear.bias is not None]
 
     def of_data(self, x: Float[Array, "n f"]) -> list[Float[Array, "n h"]]:
         """What data add to each layer, the offset with it."""
-        h = silu(jax.vmap(self.mlp)(x))
-        width = h.shape[1]
-        return [jax.vmap(lambda h, a=a: a.weight[:, :width] @ h + a.bias)(h) for a in self.linears]
+        h = silu(on_rows(self.mlp, x))
+        return [h @ w.T + b for w, b in zip(self.from_data, self.biases, strict=True)]
 
     def of_time(self, t: Float[Array, " n"]) -> list[Float[Array, "n h"]]:
         """What time adds to each layer."""
         assert self.time is not None
         h = silu(self.time(t))
-        return [h @ linear.weight[:, -h.shape[1] :].T for linear in self.linears]
+        return [h @ w.T for w in self.from_time]

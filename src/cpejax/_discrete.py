@@ -26,7 +26,7 @@ from cpejax._blocknet import Conditions, Part, Scalar, Solve
 from cpejax._blocks import wire
 from cpejax._condition import VectorFlow
 from cpejax._coordinates import Values
-from cpejax._embed import Embedding, silu
+from cpejax._embed import Embedding, on_rows, silu
 from cpejax._flow import Solver
 from cpejax._graph import Graph
 from cpejax._invert import PosteriorProgram
@@ -105,7 +105,7 @@ class DiscreteFlow(VectorFlow):
 
     def _guess(self, u: Float[Array, "n d"], x: Float[Array, "n f"]) -> Float[Array, "n d"]:
         assert self.regressor is not None
-        return u + jax.vmap(self.regressor)(jnp.concatenate([u, x], axis=-1))
+        return u + on_rows(self.regressor, jnp.concatenate([u, x], axis=-1))
 
     # Density
 

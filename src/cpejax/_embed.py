@@ -76,12 +76,20 @@ class Standardise(Fixed):
         return jax.vmap(jnp.interp, in_axes=(-1, 0, None), out_axes=-1)(scaled, self.knots, self.scores)
 
 
-def apply_to_rows(mlp: eqx.nn.MLP, x: Float[Array, "*rows d"]) -> Float[Array, "*rows out"]:
-    """`mlp` with `silu` on each row; mapping it over rows would compute, and turn round, the transposed products."""
-    for i, layer in enumerate(mlp.layers):
-        assert layer.bias is not None
-        x = (silu(x) if i else x) @ layer.weight.T + layer.bias
-    return x
+def on_rows(net: eqx.nn.Linear | eqx.nn.MLP, x: Float[Array, "*rows d"]) -> Float[Array, "*rows out"]:
+    """A layer, or layers with `silu`, on each row; `jax.vmap` would compute, and turn round, transposed products."""
+    if isinstance(net, eqx.nn.Linear):
+        x = x @ net.weight.T
+        return x if net.bias is None else x + net.bias
+    *hidden, last = net.layers
+    for layer in hidden:
+        x = silu(on_rows(layer, x))
+    return net.final_activation(on_rows(last, x))
+
+
+def split_columns(weight: Float[Array, "o i"], *sizes: int) -> tuple[Float[Array, "o _"], ...]:
+    """A layer's weights for each part of its input; kept apart, because slopes of slices are slow to put together."""
+    return tuple(jnp.split(weight, np.cumsum(sizes)[:-1].tolist(), axis=1))
 
 
 class MLPEmbedding(eqx.Module):
@@ -96,7 +104,7 @@ class MLPEmbedding(eqx.Module):
         self.mlp = eqx.nn.MLP(int(np.prod(shape)), out, width, depth, silu, key=key)
 
     def __call__(self, x: Array) -> Float[Array, " out"]:
-        return apply_to_rows(self.mlp, x.reshape(-1))
+        return on_rows(self.mlp, x.reshape(-1))
 
 
 class SetEmbedding(eqx.Module):
@@ -113,7 +121,7 @@ class SetEmbedding(eqx.Module):
 
     def __call__(self, x: Array) -> Float[Array, " out"]:
         rows = x.reshape(x.shape[0], -1)
-        return apply_to_rows(self.whole, apply_to_rows(self.each, rows).mean(0))
+        return on_rows(self.whole, on_rows(self.each, rows).mean(0))
 
 
 class ConvEmbedding(eqx.Module):

@@ -14,7 +14,7 @@ from cpejax._ancestral import TimeFeatures
 from cpejax._base import with_data
 from cpejax._condition import VectorFlow
 from cpejax._coordinates import Values
-from cpejax._embed import silu
+from cpejax._embed import on_rows, silu, split_columns
 from cpejax._flow import Solver
 from cpejax._ode import Field, log_density, transport
 
@@ -29,38 +29,32 @@ class JointNet(eqx.Module):
     theta: eqx.nn.MLP
     data: eqx.nn.MLP
     time: TimeFeatures
-    layers: tuple[eqx.nn.Linear, eqx.nn.Linear, eqx.nn.Linear]
+    first: tuple[Float[Array, "h _"], ...]  # for parameters, data, time
+    bias: Float[Array, " h"]
+    layers: tuple[eqx.nn.Linear, eqx.nn.Linear]
 
     def __init__(self, parameters: int, features: int, width: int, hidden: int, *, key: PRNGKeyArray):
         keys = jax.random.split(key, 6)
         self.theta = eqx.nn.MLP(parameters, width, width, 1, silu, silu, key=keys[0])
         self.data = eqx.nn.MLP(features, width, width, 1, silu, silu, key=keys[1])
         self.time = TimeFeatures(64, key=keys[2])
-        self.layers = (
-            eqx.nn.Linear(2 * width + 64, hidden, key=keys[3]),
-            eqx.nn.Linear(hidden, hidden, key=keys[4]),
-            eqx.nn.Linear(hidden, parameters, key=keys[5]),
-        )
+        first = eqx.nn.Linear(2 * width + 64, hidden, key=keys[3])
+        assert first.bias is not None
+        self.first, self.bias = split_columns(first.weight, width, width, 64), first.bias
+        self.layers = eqx.nn.Linear(hidden, hidden, key=keys[4]), eqx.nn.Linear(hidden, parameters, key=keys[5])
 
     def of_data(self, x: Float[Array, "n f"]) -> Float[Array, "n h"]:
         """What data add to the first joint layer."""
-        h = jax.vmap(self.data)(x)
-        width = h.shape[1]
-        bias = self.layers[0].bias
-        assert bias is not None
-        return h @ self.layers[0].weight[:, width : 2 * width].T + bias
+        return on_rows(self.data, x) @ self.first[1].T + self.bias
 
     def of_time(self, t: Float[Array, " n"]) -> Float[Array, "n h"]:
         """What time adds to the first joint layer."""
-        h = silu(self.time(t))
-        return h @ self.layers[0].weight[:, -h.shape[1] :].T
+        return silu(self.time(t)) @ self.first[2].T
 
     def __call__(self, u: Float[Array, "n d"], condition: Float[Array, "#n h"]) -> Float[Array, "n d"]:
         """`condition`: the sum of `of_data` and `of_time`."""
-        h = jax.vmap(self.theta)(u)
-        h = silu(h @ self.layers[0].weight[:, : h.shape[1]].T + condition)
-        h = silu(jax.vmap(self.layers[1])(h))
-        return jax.vmap(self.layers[2])(h)
+        h = silu(on_rows(self.theta, u) @ self.first[0].T + condition)
+        return on_rows(self.layers[1], silu(on_rows(self.layers[0], h)))
 
 
 class JointFlow(VectorFlow):
@@ -96,7 +90,7 @@ class JointFlow(VectorFlow):
         return None
 
     def numbers_per_draw(self) -> int:
-        width, hidden = self.net.theta.out_size, self.net.layers[1].out_features
+        width, hidden = self.net.theta.out_size, self.net.layers[0].out_features
         assert isinstance(width, int)
         assert isinstance(hidden, int)
         return 2 * (width + hidden) + 16 * self.base.size
