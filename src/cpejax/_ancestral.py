@@ -406,9 +406,8 @@ class AncestralFlow(Flow):
             here = {table: _take(x, table.plates, inside, 1) for table, x in tables.items()}
             z, s = (_take(jnp.moveaxis(rows[name][g], 1, 0), group.plates, inside, 2) for name in ("z", "s"))
             context = self._context(g, net, here)
-            mixture = context.mixture.flat(z.shape)
-            total -= mixture.log_density(z.ravel(), s.ravel()).sum() * (len(z) / z.size)  # a mean for each node
-            w = jax.lax.stop_gradient(mixture.straighten(s.ravel())).reshape(z.shape)
+            total -= context.mixture.log_density(z, s).mean(tuple(range(1, z.ndim))).sum()
+            w = jax.lax.stop_gradient(context.mixture.straighten(s))
             noise = jax.random.normal(jax.random.fold_in(key_noise, g), (draws, *w.shape))
             errors = [_matching(net.field, context.hidden, w, *each) for each in zip(noise, t, features, strict=True)]
             total += sum(errors) / draws
@@ -565,10 +564,9 @@ class AncestralFlow(Flow):
             context = self._context(g, net, tables)
             coordinates = self._coordinates_of(group, z)
             s = self._linear(net, coordinates)
-            mixture = context.mixture.flat(s.shape)
-            w = mixture.straighten(s.ravel()).reshape(s.shape)
+            w = context.mixture.straighten(s)
             log_q = self._log_density(net.field, context.hidden, w, steps)
-            log_q += mixture.log_density(coordinates.ravel(), s.ravel()).reshape(s.shape) - norm.logpdf(w)
+            log_q += context.mixture.log_density(coordinates, s) - norm.logpdf(w)
             total += log_q.sum((0, *range(2, log_q.ndim)))
         return total
 

@@ -66,7 +66,7 @@ class Mixture(eqx.Module):
         means = jnp.where(uniform, jnp.clip(means, -2 * EDGE, 2 * EDGE), means)
         return cls(weights - _log_sum_exp(weights), means, jnp.maximum(log_scales, -8.0), uniform)
 
-    def flat(self, rows: tuple[int, ...]) -> Mixture:
+    def _flat(self, rows: tuple[int, ...]) -> Mixture:
         """The mixtures of all `rows` along one axis: over the first of two axes a CPU sums many times as fast."""
 
         def flatten(x: Array) -> Array:
@@ -86,17 +86,20 @@ class Mixture(eqx.Module):
 
     def log_density(self, z: Float[Array, "*rows"], s: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
         """`log F'(z)`; `s = linear(z, uniform)`."""
-        log_f = _log_sum_exp(self.log_weights - self.log_scales + norm.logpdf(self._standardised(s)))
-        inside = jnp.maximum((jnp.exp(self.log_weights) * _between(*self._edges())).sum(0), SMALLEST)
-        return log_f - jnp.log(inside) + jnp.where(self.uniform, 0.5 * math.log(12.0) + norm.logpdf(z), 0.0)
+        flat = self._flat(s.shape)
+        log_f = _log_sum_exp(flat.log_weights - flat.log_scales + norm.logpdf(flat._standardised(s.ravel())))
+        inside = jnp.maximum((jnp.exp(flat.log_weights) * _between(*flat._edges())).sum(0), SMALLEST)
+        slope = jnp.where(self.uniform, 0.5 * math.log(12.0) + norm.logpdf(z), 0.0)
+        return (log_f - jnp.log(inside)).reshape(s.shape) + slope
 
     def straighten(self, s: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
         """`Φ⁻¹(F(z))` from `s = linear(z, uniform)`, by whichever tail is smaller."""
-        d, weights = self._standardised(s), jnp.exp(self.log_weights)
-        first, last = self._edges()
+        flat = self._flat(s.shape)
+        d, weights = flat._standardised(s.ravel()), jnp.exp(flat.log_weights)
+        first, last = flat._edges()
         lower, upper = (weights * _between(first, d)).sum(0), (weights * _between(d, last)).sum(0)
         smaller = jnp.minimum(lower, upper) / jnp.maximum(lower + upper, SMALLEST)
-        return jnp.where(lower < upper, 1.0, -1.0) * ndtri(jnp.maximum(smaller, SMALLEST))
+        return (jnp.where(lower < upper, 1.0, -1.0) * ndtri(jnp.maximum(smaller, SMALLEST))).reshape(s.shape)
 
     def bend(self, w: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
         """The inverse of `straighten`: bisection, then two steps of Newton's method."""
