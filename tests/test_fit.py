@@ -57,6 +57,13 @@ def trained(settings=SHORT, rows=None, key=KEY, start=0.0, **options):
     return train(Line(jnp.full(2, start)), line_rows() if rows is None else rows, settings, key=key, **options)
 
 
+def held_out(key=KEY):
+    """The rows that are not trained on, of 500, and the key of their noise."""
+    key_split, _, key_parts = jax.random.split(key, 3)
+    order = np.random.default_rng(_train._key_words(key_split)).permutation(500)
+    return order[:50], jax.random.split(jax.random.fold_in(key_parts, 0))[1]
+
+
 # ---- the loop
 
 
@@ -74,8 +81,7 @@ def test_the_best_weights_are_kept():
     # A learning rate that is too high: the last epoch is not the best.
     flow, history = trained(replace(SHORT, learning_rate=2.0, schedule="constant", average=False))
     assert history.best_epoch == int(np.argmin(history.validation)) < len(history.validation) - 1
-    key_split, _, key_validation = jax.random.split(KEY, 3)
-    order = jax.random.permutation(key_split, 500)[:50]
+    order, key_validation = held_out()
     rows = {name: x[order] for name, x in line_rows().items()}
     loss = _validation_loss(flow, rows, key_validation, 50)
     assert float(loss) == pytest.approx(history.best, rel=1e-5)
@@ -84,7 +90,7 @@ def test_the_best_weights_are_kept():
 
 def test_held_out_simulations_are_not_trained_on():
     rows, settings = line_rows(), replace(SHORT, patience=30)  # no second phase, which would begin at the best weights
-    order = jax.random.permutation(jax.random.split(KEY, 3)[0], 500)[:50]
+    order, _ = held_out()
     _, expected = trained(settings)
     _, history = trained(settings, rows={**rows, "y": rows["y"].at[order].set(100.0)})
     assert history.train == expected.train
@@ -144,7 +150,73 @@ def test_an_epoch_is_compiled_once(caplog):
     assert Weak().weights.weak_type
     with jax.log_compiles():
         train(Weak(), line_rows(), replace(SHORT, max_epochs=3), key=KEY)
-    assert sum("Finished XLA compilation of jit(run_epoch)" in r.getMessage() for r in caplog.records) == 1
+    assert sum("Compiling jit(run_epoch)" in r.getMessage() for r in caplog.records) == 1
+
+
+class Lines(Flow):
+    """Two lines that have nothing to do with one another."""
+
+    lines: list
+    coordinates: None
+
+    def __init__(self, lines):
+        self.lines, self.coordinates = lines, None
+
+    def divide(self, rows, most):
+        return [(Lines([line]), [r]) for line, r in zip(self.lines, rows, strict=True)][:most]
+
+    def joined(self, parts):
+        return Lines([line for part in parts for line in part.lines])
+
+    def loss(self, rows, key):
+        return sum(line.loss(r, key) for line, r in zip(self.lines, rows, strict=True))
+
+
+def test_parts_are_trained_beside_one_another(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(_train, "LONG", 1)
+    monkeypatch.setattr(_train, "_cores", lambda: 2)
+    rows = [line_rows(seed=1), {"x": line_rows()["x"], "y": 1 - line_rows()["y"]}]
+    flow = Lines([Line(jnp.zeros(2)), Line(jnp.zeros(2))])
+    with jax.log_compiles():
+        trained_flow, history = train(flow, rows, SHORT, key=KEY)
+    np.testing.assert_allclose([line.weights for line in trained_flow.lines], [[2, -1], [-2, 2]], atol=0.05)
+    assert history.validation[-1] == pytest.approx(0.04, abs=0.02)  # that of both
+    # They look alike, so one program serves both.
+    assert sum("Compiling jit(run_epoch)" in r.getMessage() for r in caplog.records) == 1
+    again, _ = train(flow, rows, SHORT, key=KEY, checkpoint=tmp_path)
+    assert all(np.array_equal(a.weights, b.weights) for a, b in zip(again.lines, trained_flow.lines, strict=True))
+    monkeypatch.setattr(_train, "_cores", lambda: 1)
+    with pytest.raises(ValueError, match="was divided among 2 cores, now 1"):
+        train(flow, rows, SHORT, key=KEY, checkpoint=tmp_path)
+
+
+def test_the_ancestral_flow_in_parts():
+    """Divided and joined again it is the same, whatever the number of parts; with an embedding it is one part."""
+
+    def program():
+        mu, tau = (numpyro.sample(name, dist.Normal()) for name in ("mu", "tau"))
+        with numpyro.plate("j", 4):
+            theta = numpyro.sample("theta", dist.Normal(mu, jnp.exp(tau)))
+            numpyro.sample("y", dist.Normal(theta, 0.5))
+
+    simulations = cpe.simulate(program, 50, key=KEY, observed=["y"])
+    graph = cpe.Graph.from_program(program, observed=["y"])
+    flow = cpe.CPE().build(program, graph, simulations, key=KEY)
+    rows = flow.prepare({name: jnp.asarray(x) for name, x in simulations.items()})
+    for most, expected in ((1, [3]), (2, [1, 2]), (3, [1, 1, 1]), (8, [1, 1, 1])):
+        parts = flow.divide(rows, most)
+        assert sorted(sum(len(g.which.numbers) for g in part.groups) for part, _ in parts) == expected
+        assert all(z.shape[1] == len(g.which.numbers) for p, r in parts for z, g in zip(r["z"], p.groups, strict=True))
+        joined = flow.joined([part for part, _ in parts])
+        assert eqx.tree_equal(joined, flow)
+    assert (
+        len(
+            cpe.CPE(embed={"y": cpe.MLPEmbedding((), key=KEY)})
+            .build(program, graph, simulations, key=KEY)
+            .divide(rows, 2)
+        )
+        == 1
+    )
 
 
 def test_a_loss_that_is_not_a_number_is_an_error():

@@ -68,7 +68,7 @@ def ancestral_field(flow, data, vector):
     for number, (group, net) in enumerate(zip(flow.plan.groups, flow.groups, strict=True)):
         context = flow._context(number, net, tables)
         w = context.mixture.straighten(flow._linear(net, flow._coordinates_of(group, z)))
-        v = net.field(net.field.time(flow.time(jnp.array([0.4])))[:, :1], w, context.hidden)
+        v = net.field(net.field.time(jnp.array([0.4]))[:, :1], w, context.hidden)
         found |= {name: w[i, 0] + v[i, 0] for i, (name, _) in enumerate(group.nodes)}
     return jnp.stack([found[name] for name in flow.coordinates.graph.parameters])
 
@@ -82,7 +82,7 @@ def ancestral_back(flow, data, values, key):
     out = []
     for number, (group, net) in enumerate(zip(flow.plan.groups, flow.groups, strict=True)):
         context = flow._context(number, net, tables)
-        times = net.field.time(flow.time(grid))
+        times = net.field.time(grid)
 
         def rate(i, y, net=net, times=times, context=context):
             return jnp.pi / 2 * net.field(times[:, i][:, None], y, context.hidden)

@@ -28,10 +28,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cpejax._coordinates import Constrain, Coordinates, Shapes, Values, plates_first
-from cpejax._embed import Embedding, Fixed, Standardise, on_rows, silu
+from cpejax._embed import Embedding, Fixed, Fourier, Standardise, silu
 from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
@@ -44,12 +44,17 @@ Field = Callable[[Array, Array], Array]
 
 TIMES = 10
 """So many different times at most in a training step."""
+FEATURES = 64
+"""So many Fourier features of time."""
 
 
-def _weights(key: PRNGKeyArray, nodes: int, fan_in: Any, *shape: int) -> Array:
-    """Normal weights with the variance of LeCun's rule, for each node: `(nodes, *shape)`."""
+def _weights(rng: np.random.Generator, nodes: int, fan_in: Any, *shape: int) -> Array:
+    """Normal weights with the variance of LeCun's rule, for each node: `(nodes, *shape)`.
+
+    By NumPy: JAX would compile a program for each shape, which takes longer than all else before training.
+    """
     scale = 1 / np.sqrt(np.maximum(np.broadcast_to(fan_in, (nodes,)), 1))
-    return jax.random.normal(key, (nodes, *shape)) * jnp.asarray(scale, jnp.float32).reshape(nodes, *(1,) * len(shape))
+    return jnp.asarray(rng.normal(size=(nodes, *shape)) * scale.reshape(nodes, *(1,) * len(shape)), jnp.float32)
 
 
 def _dense(x: Float[Array, "k *rows i"], w: Float[Array, "k i o"]) -> Float[Array, "k *rows o"]:
@@ -62,32 +67,11 @@ def _lift(b: Float[Array, "k *last"] | Bool[Array, " k"], ndim: int) -> Array:
     return b.reshape(b.shape[0], *(1,) * (ndim - b.ndim), *b.shape[1:])
 
 
-class Fourier(Fixed):
-    """Random frequencies, which are not trained."""
+class Nodes(Fixed):
+    """Which nodes of a group these are, by number, and whether the prior of each is uniform."""
 
-    values: Float[Array, " f"]
-
-
-class Flags(Fixed):
-    """One for each node."""
-
-    values: Bool[Array, " k"]
-
-
-class TimeFeatures(eqx.Module):
-    """Random Fourier features of time, and a two-layer network on them (paper, appendix C)."""
-
-    frequencies: Fourier
-    mlp: eqx.nn.MLP
-
-    def __init__(self, width: int, features: int = 64, *, key: PRNGKeyArray):
-        first, second = jax.random.split(key)
-        self.frequencies = Fourier(jax.random.normal(first, (features // 2,)))
-        self.mlp = eqx.nn.MLP(features, width, width, 1, silu, key=second)
-
-    def __call__(self, t: Float[Array, " n"]) -> Float[Array, "n width"]:
-        angles = 2 * jnp.pi * t[:, None] * self.frequencies.values[None, :]
-        return on_rows(self.mlp, jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1))
+    numbers: Int[Array, " k"]
+    uniform: Bool[Array, " k"]
 
 
 class StageNet(eqx.Module):
@@ -102,15 +86,13 @@ class StageNet(eqx.Module):
     blocks: list[Float[Array, "k width width"]]
     biases: list[Float[Array, "k width"]]
 
-    def __init__(self, stage: Stage, nodes: int, width: int, depth: int, *, key: PRNGKeyArray):
-        first, *keys = jax.random.split(key, 1 + depth)
-        inputs = iter(jax.random.split(first, max(1, len(stage.readings) + len(stage.messages))))
+    def __init__(self, stage: Stage, nodes: int, width: int, depth: int, rng: np.random.Generator):
         fan_in = sum((r.counts for r in stage.readings), np.zeros(nodes)) + width * len(stage.messages)
-        self.tables = [_weights(next(inputs), nodes, fan_in, r.columns.shape[1], width) for r in stage.readings]
-        self.messages = [_weights(next(inputs), nodes, fan_in, width, width) for _ in stage.messages]
+        self.tables = [_weights(rng, nodes, fan_in, r.columns.shape[1], width) for r in stage.readings]
+        self.messages = [_weights(rng, nodes, fan_in, width, width) for _ in stage.messages]
         self.bias = jnp.zeros((nodes, width))
-        self.blocks = [_weights(k, nodes, width, width, width) for k in keys]
-        self.biases = [jnp.zeros((nodes, width)) for _ in keys]
+        self.blocks = [_weights(rng, nodes, width, width, width) for _ in range(depth)]
+        self.biases = [jnp.zeros((nodes, width)) for _ in range(depth)]
 
     def __call__(self, h: Float[Array, "k *rows width"]) -> Float[Array, "k *rows width"]:
         """From the sum of what is read."""
@@ -123,11 +105,15 @@ class StageNet(eqx.Module):
 class FieldNet(eqx.Module):
     """The field of each node, `γ y + (1 − γ) λ(t, y; context)` (paper, equation 8): four maps 1→h→h→h→1.
 
-    Unlike the paper's, γ starts near 0: in turned coordinates the field of a normal law is zero, not `y`.
+    Unlike the paper's, γ starts near 0: in turned coordinates the field of a normal law is zero, not `y`. Each node has
+    its own network of time, 64-64 on random Fourier features, so that no two nodes share a weight.
     """
 
     from_context: Float[Array, "k width h"]
-    from_time: Float[Array, "k time h"]
+    frequencies: Fourier
+    time_hidden: Float[Array, "k features h"]
+    time_bias: Float[Array, "k h"]
+    from_time: Float[Array, "k h h"]
     w1: Float[Array, "k h"]
     b1: Float[Array, "k h"]
     w2: Float[Array, "k h h"]
@@ -138,21 +124,24 @@ class FieldNet(eqx.Module):
     b4: Float[Array, " k"]
     gamma: Float[Array, " k"]
 
-    def __init__(self, nodes: int, width: int, hidden: int, *, key: PRNGKeyArray):
-        keys = iter(jax.random.split(key, 5))
-        self.from_context = _weights(next(keys), nodes, width, width, hidden)
-        self.from_time = _weights(next(keys), nodes, hidden, hidden, hidden)
-        self.w1, self.b1 = _weights(next(keys), nodes, 1, hidden), jnp.zeros((nodes, hidden))
-        self.w2, self.b2 = _weights(next(keys), nodes, hidden, hidden, hidden), jnp.zeros((nodes, hidden))
-        self.w3, self.b3 = _weights(next(keys), nodes, hidden, hidden, hidden), jnp.zeros((nodes, hidden))
+    def __init__(self, nodes: int, width: int, hidden: int, rng: np.random.Generator):
+        self.from_context = _weights(rng, nodes, width, width, hidden)
+        self.frequencies = Fourier(_weights(rng, nodes, 1, FEATURES // 2))
+        self.time_hidden = _weights(rng, nodes, FEATURES, FEATURES, hidden)
+        self.time_bias = jnp.zeros((nodes, hidden))
+        self.from_time = _weights(rng, nodes, hidden, hidden, hidden)
+        self.w1, self.b1 = _weights(rng, nodes, 1, hidden), jnp.zeros((nodes, hidden))
+        self.w2, self.b2 = _weights(rng, nodes, hidden, hidden, hidden), jnp.zeros((nodes, hidden))
+        self.w3, self.b3 = _weights(rng, nodes, hidden, hidden, hidden), jnp.zeros((nodes, hidden))
         # Zero, what weight decay draws to as well: a field that is nearly zero, and draws of the predicted mixture.
         self.w4, self.b4 = jnp.zeros((nodes, hidden)), jnp.zeros(nodes)
         self.gamma = jnp.zeros(nodes)
 
-    def time(self, features: Float[Array, "*t time"]) -> Float[Array, "k *t h"]:
+    def time(self, t: Float[Array, " t"]) -> Float[Array, "k t h"]:
         """What time adds to the first layer."""
-        flat = features.reshape(-1, features.shape[-1])
-        return jnp.einsum("tf,kfh->kth", flat, self.from_time).reshape(len(self.b4), *features.shape[:-1], -1)
+        angles = 2 * jnp.pi * t[:, None] * self.frequencies.values[:, None, :]
+        features = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+        return _dense(silu(_dense(features, self.time_hidden) + _lift(self.time_bias, 3)), self.from_time)
 
     def __call__(self, time: Array, y: Float[Array, "k *rows"], context: Array) -> Float[Array, "k *rows"]:
         """`time` and `context`: what they add to the first layer, `(k, *rows, h)` or broadcast to it."""
@@ -175,7 +164,7 @@ class GroupNet(eqx.Module):
     mixture: Float[Array, "k width m"]
     mixture_bias: Float[Array, "k m"]
     mixture_linear: list[Float[Array, "k p m"]]
-    uniform: Flags  # nodes whose prior is uniform
+    which: Nodes
     field: FieldNet
 
     def __init__(
@@ -186,23 +175,20 @@ class GroupNet(eqx.Module):
         depth: int,
         hidden: int,
         components: int,
-        *,
-        key: PRNGKeyArray,
+        rng: np.random.Generator,
     ):
         nodes = len(group.nodes)
-        self.uniform = Flags(jnp.asarray(uniform))
-        first, *keys = jax.random.split(key, 1 + len(group.stages))
+        self.which = Nodes(jnp.arange(nodes), jnp.asarray(uniform))
         # What is pooled is computed for every member, so its networks have half the blocks.
         depths = [depth if s.pool is None else -(-depth // 2) for s in group.stages]
-        each = zip(group.stages, depths, keys, strict=True)
-        self.stages = [StageNet(s, nodes, width, d, key=k) for s, d, k in each]
+        self.stages = [StageNet(s, nodes, width, d, rng) for s, d in zip(group.stages, depths, strict=True)]
         m = 3 * components
         self.mixture = jnp.zeros((nodes, width, m))
         self.mixture_bias = jnp.zeros((nodes, m))
         self.mixture_linear = [jnp.zeros((nodes, r.columns.shape[1], m)) for r in group.stages[-1].readings]
-        self.field = FieldNet(nodes, width, hidden, key=first)
+        self.field = FieldNet(nodes, width, hidden, rng)
 
-    def nodes(self, which: Array) -> GroupNet:
+    def nodes(self, which: Array | np.ndarray) -> GroupNet:
         """The networks of some nodes."""
         return jax.tree.map(lambda w: w[which], self)
 
@@ -229,7 +215,6 @@ class AncestralFlow(Flow):
     coordinates: Coordinates
     standard: dict[str, Standardise]
     embed: dict[str, Embedding]
-    time: TimeFeatures
     groups: list[GroupNet]
     members: int = eqx.field(static=True)
 
@@ -265,12 +250,11 @@ class AncestralFlow(Flow):
                 features[name] = math.prod(eqx.filter_eval_shape(self.embed[site.origin], one).shape)
         z = jax.eval_shape(self.coordinates.to_z, {name: x[0] for name, x in values.items()})
         self.plan = layout(posterior, {n: z[sites[n].origin].shape[-1] for n in posterior.order}, features)
-        first, *keys = jax.random.split(key, 1 + len(self.plan.groups))
-        self.time = TimeFeatures(hidden, key=first)
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
         uniform = self.coordinates.uniform
         self.groups = [
-            GroupNet(g, [sites[n].origin in uniform for n, _ in g.nodes], width, depth, hidden, components, key=k)
-            for g, k in zip(self.plan.groups, keys, strict=True)
+            GroupNet(g, [sites[n].origin in uniform for n, _ in g.nodes], width, depth, hidden, components, rng)
+            for g in self.plan.groups
         ]
 
     def description(self) -> dict[str, Any]:
@@ -337,18 +321,17 @@ class AncestralFlow(Flow):
         return jnp.stack([z[name][..., k] for name, k in group.nodes])
 
     def _linear(self, net: GroupNet, z: Float[Array, "k n *plates"]) -> Float[Array, "k n *plates"]:
-        return linear(z, _lift(net.uniform.values, z.ndim))
+        return linear(z, _lift(net.which.uniform, z.ndim))
 
-    def _context(self, group: int, net: GroupNet, tables: Tables, nodes: Array | None = None) -> Context:
-        """The context of a group's nodes, or of some of them.
+    def _context(self, group: int, net: GroupNet, tables: Tables) -> Context:
+        """The context of a group's nodes, or of some of them, whose networks are `net`.
 
         A table of the data may have a leading axis of 1: what is computed from it alone is then shared by all draws.
         """
         plan = self.plan.groups[group]
 
         def read(reading: Reading, w: Array, at: tuple[str, ...]) -> Array:
-            columns = jnp.asarray(reading.columns)
-            columns = columns if nodes is None else columns[nodes]
+            columns = jnp.asarray(reading.columns)[net.which.numbers]
             x = _dense(jnp.moveaxis(tables[reading.table][..., columns], -2, 0), w)
             sizes = iter(x.shape[2:-1])
             return x.reshape(*x.shape[:2], *(next(sizes) if p in reading.table.plates else 1 for p in at), x.shape[-1])
@@ -367,7 +350,7 @@ class AncestralFlow(Flow):
         for reading, w in zip(plan.stages[-1].readings, net.mixture_linear, strict=True):
             mixture = mixture + read(reading, w, plan.plates)
         hidden = _dense(h, net.field.from_context) + _lift(net.field.b1, ndim)
-        return Context(hidden, Mixture.from_numbers(mixture, _lift(net.uniform.values, ndim - 1)))
+        return Context(hidden, Mixture.from_numbers(mixture, _lift(net.which.uniform, ndim - 1)))
 
     # Training
 
@@ -380,6 +363,33 @@ class AncestralFlow(Flow):
         if self.embed:
             return {**rows, "tables": tables, "data": data}
         return {**rows, "tables": {**tables, **self._data_tables(data)}, "data": {}}
+
+    def divide(self, rows: dict[str, Any], most: int) -> list[tuple[Flow, Any]]:
+        """No two nodes share a weight unless data are embedded, so each part has some of the nodes."""
+        groups = self.plan.groups
+        shares: list[list[list[int]]] = [[[] for _ in groups] for _ in range(1 if self.embed else most)]
+        work = np.zeros(len(shares))
+        for g, group in enumerate(groups):
+            for node in range(len(group.nodes)):
+                least = int(work.argmin())
+                shares[least][g].append(node)
+                work[least] += sum(math.prod(self.plan.shape(stage.plates)) for stage in group.stages)
+        parts: list[tuple[Flow, Any]] = []
+        for share in shares:
+            if any(share):
+                which = [np.array(nodes, int) for nodes in share]
+                nets = [_host(net).nodes(nodes) for net, nodes in zip(self.groups, which, strict=True)]
+                own = {k: [_host(x)[:, w] for x, w in zip(rows[k], which, strict=True)] for k in ("z", "s")}
+                parts.append((eqx.tree_at(lambda f: f.groups, self, nets), {**rows, **own}))
+        return parts
+
+    def joined(self, parts: Sequence[Flow]) -> AncestralFlow:
+        def join(*nets: GroupNet) -> GroupNet:
+            both = jax.tree.map(lambda *w: np.concatenate(w), *map(_host, nets))
+            return jax.tree.map(jnp.asarray, both.nodes(np.argsort(both.which.numbers)))
+
+        nets = [part.groups for part in parts if isinstance(part, AncestralFlow)]
+        return eqx.tree_at(lambda f: f.groups, parts[0], [join(*each) for each in zip(*nets, strict=True)])
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The loss of all nodes in one pass: see the module's docstring.
@@ -398,10 +408,11 @@ class AncestralFlow(Flow):
         # One time from each stratum, the same for simulations that are neighbours in the batch: its features are few.
         strata = min(TIMES, len(jax.tree.leaves(rows)[0]))
         t = (jnp.arange(strata) + jax.random.uniform(key_t, (draws, strata))) / strata
-        features = self.time(t.reshape(-1)).reshape(draws, strata, -1)
         subset = self._subset(key_members)
         total = jnp.zeros(())
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
+            if not len(net.which.numbers):
+                continue
             inside = {p: which for p, which in subset.items() if p in group.plates}
             here = {table: _take(x, table.plates, inside, 1) for table, x in tables.items()}
             z, s = (_take(jnp.moveaxis(rows[name][g], 1, 0), group.plates, inside, 2) for name in ("z", "s"))
@@ -409,7 +420,7 @@ class AncestralFlow(Flow):
             total -= context.mixture.log_density(z, s).mean(tuple(range(1, z.ndim))).sum()
             w = jax.lax.stop_gradient(context.mixture.straighten(s))
             noise = jax.random.normal(jax.random.fold_in(key_noise, g), (draws, *w.shape))
-            errors = [_matching(net.field, context.hidden, w, *each) for each in zip(noise, t, features, strict=True)]
+            errors = [_matching(net.field, context.hidden, w, *each) for each in zip(noise, t, strict=True)]
             total += sum(errors) / draws
         return total
 
@@ -444,20 +455,19 @@ class AncestralFlow(Flow):
     def _level_drawer(self, run: Run, n: int, steps: int, solver: Solver) -> Callable[..., tuple[Tables, Array]]:
         """A function that draws the coordinates of one level, one after the other along the sites' chains."""
         grid = jnp.linspace(0.0, 1.0, steps + 1)
-        grid_features = self.time(grid[:-1])
         shape = (len(run.sites[0]), n, *self.plan.shape(run.table.plates))
 
         def draw_node(tables: Tables, x: tuple[Array, Array, Array]) -> tuple[Tables, Array]:
             nodes, chain, noise = x
             net = self.groups[run.group].nodes(nodes)
-            context = self._context(run.group, net, tables, nodes)
+            context = self._context(run.group, net, tables)
             if solver == "euler":
-                rows = net.field.time(grid_features)
+                rows = net.field.time(grid[:-1])
                 w = _euler(lambda i, y: net.field(_lift(rows[:, i], y.ndim + 1), y, context.hidden), noise, grid)
             else:
 
                 def field(t: Array, y: Array) -> Array:
-                    row = net.field.time(self.time(t[None]))[:, 0]
+                    row = net.field.time(t[None])[:, 0]
                     return net.field(_lift(row, y.ndim + 1), y, context.hidden)
 
                 w = _rk45(field, noise)
@@ -573,7 +583,7 @@ class AncestralFlow(Flow):
     def _log_density(self, field: FieldNet, hidden: Array, w: Float[Array, "k n *plates"], steps: int) -> Array:
         """Heun's method from the end back to the start, with the divergence from one JVP: the Jacobian is diagonal."""
         grid = jnp.linspace(0.0, 1.0, steps + 1)
-        rows = field.time(self.time(grid))
+        rows = field.time(grid)
 
         def rate(step: Array, y: Array) -> tuple[Array, Array]:
             time = _lift(rows[:, step], y.ndim + 1)
@@ -621,7 +631,6 @@ def _matching(
     w: Float[Array, "k n *plates"],
     noise: Float[Array, "k n *plates"],
     t: Float[Array, " strata"],
-    features: Float[Array, "strata f"],
 ) -> Float[Array, ""]:
     """The weighted rectified loss of straightened coordinates `w`, less that of the zero field."""
     k, n, *plates = w.shape
@@ -629,12 +638,17 @@ def _matching(
     each = jnp.eye(len(t))[np.arange(n) * len(t) // n]  # for products, because indexing is slow
     angle = (jnp.pi / 2 * each @ t).reshape(1, n, *rest)
     sin, cos = jnp.sin(angle), jnp.cos(angle)
-    time = jnp.einsum("ns,ksh->knh", each, field.time(features)).reshape(k, n, *rest, -1)
+    time = jnp.einsum("ns,ksh->knh", each, field.time(t)).reshape(k, n, *rest, -1)
     v = field(time, sin * w + cos * noise, hidden)
     u = cos * w - sin * noise
     weight = jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))
     error = jnp.pi / 2 * weight * ((u - v) ** 2 - u**2)
     return error.mean(tuple(range(1, error.ndim))).sum()
+
+
+def _host(tree: Any) -> Any:
+    """As NumPy arrays: JAX would compile a program for each shape that is cut or put together."""
+    return jax.tree.map(np.asarray, tree)
 
 
 def _take(x: Array, plates: tuple[str, ...], subset: dict[str, Array], lead: int) -> Array:

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from cpejax._ancestral import TimeFeatures
-from cpejax._embed import on_rows, silu
+from cpejax._embed import TimeFeatures, on_rows, silu
 
 Tokens = Float[Array, "n t w"]
 

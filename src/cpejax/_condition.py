@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._ancestral import TimeFeatures
 from cpejax._base import Prior
 from cpejax._coordinates import Coordinates, Values, plates_first
-from cpejax._embed import Embedding, Standardise, on_rows, silu, split_columns
+from cpejax._embed import Embedding, Standardise, TimeFeatures, on_rows, silu, split_columns
 from cpejax._flow import Flow
 from cpejax._graph import Graph
 from cpejax._program import Program

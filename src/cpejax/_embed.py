@@ -92,6 +92,28 @@ def split_columns(weight: Float[Array, "o i"], *sizes: int) -> tuple[Float[Array
     return tuple(jnp.split(weight, np.cumsum(sizes)[:-1].tolist(), axis=1))
 
 
+class Fourier(Fixed):
+    """Random frequencies, which are not trained."""
+
+    values: Float[Array, "*nodes f"]
+
+
+class TimeFeatures(eqx.Module):
+    """Random Fourier features of time, and a two-layer network on them (paper, appendix C)."""
+
+    frequencies: Fourier
+    mlp: eqx.nn.MLP
+
+    def __init__(self, width: int, features: int = 64, *, key: PRNGKeyArray):
+        first, second = jax.random.split(key)
+        self.frequencies = Fourier(jax.random.normal(first, (features // 2,)))
+        self.mlp = eqx.nn.MLP(features, width, width, 1, silu, key=second)
+
+    def __call__(self, t: Float[Array, " n"]) -> Float[Array, "n width"]:
+        angles = 2 * jnp.pi * t[:, None] * self.frequencies.values[None, :]
+        return on_rows(self.mlp, jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1))
+
+
 class MLPEmbedding(eqx.Module):
     """A multilayer perceptron on the flattened value of a data site.
 

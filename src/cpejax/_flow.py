@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -55,6 +55,18 @@ class Flow(eqx.Module):
     def prepare(self, values: Values) -> Any:
         """What the loss reads of simulations, computed once: a pytree whose leaves lead with the simulations' axis."""
         raise NotImplementedError
+
+    def divide(self, rows: Any, most: int) -> list[tuple[Flow, Any]]:
+        """Flows that can be trained each for itself, on a core of its own, and the rows of each; at most so many.
+
+        Their losses add up to the whole's. One part, the flow itself, where all weights depend on one another.
+        """
+        del most
+        return [(self, rows)]
+
+    def joined(self, parts: Sequence[Flow]) -> Flow:
+        """The whole again, from trained parts."""
+        return parts[0]
 
     def loss(self, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
         """The training loss of a batch of `prepare`d rows."""

@@ -10,11 +10,10 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._ancestral import TimeFeatures
 from cpejax._base import with_data
 from cpejax._condition import VectorFlow
 from cpejax._coordinates import Values
-from cpejax._embed import on_rows, silu, split_columns
+from cpejax._embed import TimeFeatures, on_rows, silu, split_columns
 from cpejax._flow import Solver
 from cpejax._ode import Field, log_density, transport
 

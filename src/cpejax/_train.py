@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -10,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._flow import Flow, trainable
 from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
+
+LONG = 1000
+"""Runs of so many steps are divided among the cores; for shorter ones it does not pay to compile several programs."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,27 @@ class History:
 
 
 class State(NamedTuple):
-    """Everything that training changes. Weights are one vector: a step is then a few operations on it, not on each."""
+    """What a step changes. Weights are one vector: a step is then a few operations on it, not on each."""
 
     weights: Float[Array, " w"]
     average: Float[Array, " w"]
     optimiser: Any
-    best: Float[Array, " w"]
     step: Array
+
+
+class Part(NamedTuple):
+    """What a part of a flow is trained with: its structure, its rows, and its own randomness."""
+
+    rest: Flow
+    to_tree: Callable[[Array], Flow]
+    training_rows: Any
+    validation_rows: Any
+    key: PRNGKeyArray
+    key_validation: PRNGKeyArray
+
+    def flow(self, weights: Float[Array, " w"]) -> Flow:
+        """The part with these weights."""
+        return eqx.combine(self.to_tree(weights), self.rest)
 
 
 Progress = Callable[[int, int, History], None]
@@ -132,8 +149,10 @@ def train(
 ) -> tuple[Flow, History]:
     """Train `flow` on `rows` (from `flow.prepare`), and return it with its best weights.
 
-    One compiled call is one epoch. All randomness of an epoch comes from `key` and the epoch's number, so a run that
-    goes on from a checkpoint (written every `every` seconds, atomically) equals one that was never interrupted.
+    One compiled call is one epoch of a part: flows whose weights do not all depend on one another (`Flow.divide`) are
+    trained in parts beside one another, one on each core, which need nothing of each other until the epoch's end. All
+    randomness of an epoch comes from `key`, the part's number and the epoch's, so a run that goes on from a checkpoint
+    (written every `every` seconds, atomically) equals one that was never interrupted.
     Ctrl-C ends training after the epoch that runs, with the best weights so far; a second Ctrl-C ends it at once.
     """
     n = len(jax.tree.leaves(rows)[0])
@@ -143,20 +162,23 @@ def train(
     batch = min(settings.batch_size, n - held_out)
     batches = (n - held_out) // batch
     epochs = settings.epochs(batches)
-    key_split, key_epochs, key_validation = jax.random.split(key, 3)
-    order = jax.random.permutation(key_split, n)
-    shuffled = jax.tree.map(lambda x: x[order], rows)
-    validation_rows = jax.tree.map(lambda x: x[:held_out], shuffled)
-    training_rows = jax.tree.map(lambda x: x[held_out:], shuffled)
-
-    tree, rest = trainable(flow)
-    weights, to_tree = ravel_pytree(tree)
+    key_split, key_epochs, key_parts = jax.random.split(key, 3)
+    order = np.random.default_rng(_key_words(key_split)).permutation(n)
+    shuffled = jax.tree.map(lambda x: np.asarray(x)[order], rows)
     optimiser = optax.chain(
         optax.stateless(_clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
-    # Copies: the compiled epoch gives its arguments' memory to its results.
-    weights = _copy(weights)
-    state = State(weights, _copy(weights), optimiser.init(weights), _copy(weights), jnp.zeros((), jnp.int32))
+    parts, states = [], []
+    for number, (part, own) in enumerate(flow.divide(shuffled, _cores() if batches * epochs >= LONG else 1)):
+        tree, rest = trainable(part)
+        weights, to_tree = ravel_pytree(tree)
+        training_rows = jax.tree.map(lambda x: jnp.asarray(x[held_out:]), own)
+        validation_rows = jax.tree.map(lambda x: jnp.asarray(x[:held_out]), own)
+        keys = jax.random.split(jax.random.fold_in(key_parts, number))
+        parts.append(Part(rest, to_tree, training_rows, validation_rows, keys[0], keys[1]))
+        # Copies: the compiled epoch gives its arguments' memory to its results.
+        states.append(State(_copy(weights), _copy(weights), optimiser.init(weights), jnp.zeros((), jnp.int32)))
+    best = [_copy(state.average) for state in states]
     history = History()
     epoch_number = 0
     run: dict[str, Any] = {}
@@ -169,68 +191,66 @@ def train(
             "program": fingerprint,
             "simulations": _digest(rows),
             "networks": _digest(flow),
+            "parts": len(parts),
         }
-        found = _load_checkpoint(checkpoint, state, run)
+        found = _load_checkpoint(checkpoint, (states, best), run)
         if found is not None:
-            state, history, epoch_number = found
+            (states, best), history, epoch_number = found
 
-    def loss(weights: Any, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
-        return eqx.combine(to_tree(weights), rest).loss(rows, key)
+    @eqx.filter_jit(donate="all-except-first")
+    def run_epoch(fixed: tuple[Part, Array, Array, Array], state: State) -> tuple[State, Array, Array]:
+        part, epoch, order, rate = fixed
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def run_epoch(
-        state: State, epoch: Array, order: Array, rate: Array, best: Array, training_rows: Any, validation_rows: Any
-    ) -> Any:
-        def step(carry: tuple, x: tuple) -> tuple:
+        def loss(weights: Array, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
+            return part.flow(weights).loss(rows, key)
+
+        def step(carry: State, x: tuple[Array, PRNGKeyArray]) -> tuple[State, Array]:
             weights, average, optimiser_state, count = carry
             which, key = x
-            value, slope = jax.value_and_grad(loss)(weights, jax.tree.map(lambda r: r[which], training_rows), key)
+            value, slope = jax.value_and_grad(loss)(weights, jax.tree.map(lambda r: r[which], part.training_rows), key)
             change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
             weights = weights - rate * change
             keep = count / (count + 10.0) if settings.average else 0.0
             average = keep * average + (1 - keep) * weights
-            return (weights, average, optimiser_state, count + 1), value
+            return State(weights, average, optimiser_state, count + 1), value
 
         # A counter-based generator that is fast on a CPU inside the loop; the epoch's key seeds it.
-        keys = jax.random.split(_fast_key(jax.random.fold_in(key_epochs, epoch)), batches)
-        carry = (state.weights, state.average, state.optimiser, state.step)
+        keys = jax.random.split(_fast_key(jax.random.fold_in(part.key, epoch)), batches)
         losses: Array
-        carry, losses = jax.lax.scan(step, carry, (order, keys))
-        weights, average, optimiser_state, count = carry
-        value = _validation_loss(eqx.combine(to_tree(average), rest), validation_rows, key_validation, batch)
-        better = value < best
-        return (
-            State(weights, average, optimiser_state, jnp.where(better, average, state.best), count),
-            losses.mean(),
-            value,
-        )
+        state, losses = jax.lax.scan(step, state, (order, keys))
+        value = _validation_loss(part.flow(state.average), part.validation_rows, part.key_validation, batch)
+        return state, losses.mean(), value
 
     began = time.monotonic() - history.seconds
     saved = time.monotonic()
-    with _Interrupt() as interrupt:
+    compiled: list[Callable] | None = None
+    with _Interrupt() as interrupt, ThreadPoolExecutor(len(parts)) as threads:
         while epoch_number < epochs and not history.stopped:
-            best = jnp.asarray(history.best, jnp.float32)
             rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), jnp.float32)
             # NumPy shuffles in a tenth of the time that sorting random numbers would take the compiled program.
-            shuffled = np.random.default_rng([*_key_words(key_epochs), epoch_number]).permutation(n - held_out)
-            batched = jnp.asarray(shuffled[: batches * batch].reshape(batches, batch), jnp.int32)
-            state, training_loss, value = run_epoch(
-                state, jnp.asarray(epoch_number), batched, rate, best, training_rows, validation_rows
-            )
-            history.train.append(float(training_loss))
-            history.validation.append(float(value))
-            if float(value) < float(best):
+            shuffle = np.random.default_rng([*_key_words(key_epochs), epoch_number]).permutation(n - held_out)
+            batched = jnp.asarray(shuffle[: batches * batch].reshape(batches, batch), jnp.int32)
+            fixed = [(part, jnp.asarray(epoch_number), batched, rate) for part in parts]
+            if compiled is None:
+                compiled = _compile(run_epoch, list(zip(fixed, states, strict=True)), threads)
+            done = threads.map(lambda run, *each: jax.block_until_ready(run(*each)), compiled, fixed, states)
+            states, losses, values = map(list, zip(*done, strict=True))
+            value = float(sum(values))
+            history.train.append(float(sum(losses)))
+            history.validation.append(value)
+            if value < history.best:
                 history.best_epoch = epoch_number
+                best = [_copy(state.average) for state in states]
             if history.best_epoch < 0:
                 raise FloatingPointError(
-                    f"The validation loss of epoch {epoch_number + 1} is {float(value)}. "
+                    f"The validation loss of epoch {epoch_number + 1} is {value}. "
                     "Look for extreme values in the simulations, or lower learning_rate."
                 )
             epoch_number += 1
             history.seconds = time.monotonic() - began
             if history.cooling is None and epoch_number - 1 - history.best_epoch >= settings.patience:
                 history.cooling = epoch_number
-                state = state._replace(weights=_copy(state.best), average=_copy(state.best))
+                states = [s._replace(weights=_copy(b), average=_copy(b)) for s, b in zip(states, best, strict=True)]
             if history.cooling is not None and epoch_number - history.cooling >= settings.patience:
                 history.stopped = f"no better for {settings.patience} epochs"
             elif epoch_number == epochs:
@@ -241,11 +261,23 @@ def train(
                 except KeyboardInterrupt:
                     interrupt.came = True
             if checkpoint is not None and (history.stopped or interrupt.came or time.monotonic() - saved > every):
-                _save_checkpoint(checkpoint, state, history, epoch_number, run)
+                _save_checkpoint(checkpoint, (states, best), history, epoch_number, run)
                 saved = time.monotonic()
             if interrupt.came and not history.stopped:  # not in the checkpoint: there, the run can go on
                 history.stopped = f"interrupted after {epoch_number} epochs"
-    return eqx.combine(to_tree(state.best), rest), history
+    return flow.joined([part.flow(weights) for part, weights in zip(parts, best, strict=True)]), history
+
+
+def _compile(function: Any, arguments: list[tuple], threads: ThreadPoolExecutor) -> list[Callable]:
+    """A compiled program for each of some arguments. Those that look alike share one; different ones take a core each.
+
+    Traced here, not on the threads, which do not see the user's settings of JAX (`with jax.default_device(...)`).
+    """
+    lowered = [function.lower(*each) for each in arguments]
+    texts = [program.as_text() for program in lowered]
+    different = dict(zip(texts, lowered, strict=True))
+    compiled = dict(zip(different, threads.map(lambda program: program.compile(), different.values()), strict=True))
+    return [compiled[text] for text in texts]
 
 
 class _Interrupt:
@@ -268,6 +300,13 @@ class _Interrupt:
         if self.came:
             raise KeyboardInterrupt
         self.came = True
+
+
+def _cores() -> int:
+    """How many parts can be trained beside one another: the cores this process may use; one with an accelerator."""
+    if jax.default_backend() != "cpu":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _clip(slope: Array, _: Any) -> Array:
@@ -307,13 +346,13 @@ def _key_words(key: PRNGKeyArray) -> list[int]:
     return [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()]
 
 
-def _save_checkpoint(path: Path, state: State, history: History, epoch: int, run: dict[str, Any]) -> None:
+def _save_checkpoint(path: Path, state: Any, history: History, epoch: int, run: dict[str, Any]) -> None:
     arrays = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))}
     about = {"run": json.dumps(run), "epoch": str(epoch), "history": json.dumps(asdict(history))}
     write_atomically(path, pack_arrays(arrays, about))
 
 
-def _load_checkpoint(path: Path, like: State, run: dict[str, Any]) -> tuple[State, History, int] | None:
+def _load_checkpoint(path: Path, like: Any, run: dict[str, Any]) -> tuple[Any, History, int] | None:
     remove_parts(path)
     if not path.exists():
         return None
@@ -338,5 +377,6 @@ def _difference(name: str, was: Any, now: Any) -> str:
         "simulations": "the simulations are others",
         "networks": "the networks are others (the method, its options, or the key)",
         "n": f"it had {was} simulations, now {now}",
+        "parts": f"it was divided among {was} cores, now {now}",
     }
     return words.get(name, f"{name} was {was!r}, now {now!r}")
