@@ -15,7 +15,7 @@ log_density = jax.jit(lambda mixture, z: mixture.log_density(z, linear(z, mixtur
 
 def mixtures(uniform, rows=2000, spread=1.0):
     numbers = spread * jax.random.normal(jax.random.key(0), (rows, 24))
-    return Mixture.from_numbers(numbers, jnp.full((1,), uniform))
+    return Mixture.from_numbers(numbers.T, jnp.full((1,), uniform))
 
 
 @pytest.mark.parametrize("uniform", [False, True])
@@ -30,7 +30,7 @@ def test_bend_inverts_straighten(uniform):
 
 @pytest.mark.parametrize("uniform", [False, True])
 def test_the_density_integrates_to_one_and_is_that_of_the_draws(uniform):
-    one = Mixture.from_numbers(jnp.sin(3.0 * jnp.arange(24.0))[None], jnp.full((1,), uniform))
+    one = Mixture.from_numbers(jnp.sin(3.0 * jnp.arange(24.0))[:, None], jnp.full((1,), uniform))
     grid = jnp.linspace(-20.0, 20.0, 40_001)
     cumulative = np.cumsum(np.exp(np.asarray(log_density(one, grid), np.float64))) * 1e-3
     assert abs(cumulative[-1] - 1) < 1e-3
@@ -48,7 +48,7 @@ def test_a_uniform_parameter_stays_within_the_priors_edges():
 
 def test_where_the_prior_is_uniform_a_single_component_is_a_truncated_normal():
     mean, scale = 1.0, 0.5
-    one = Mixture.from_numbers(jnp.array([[0.0, mean, np.log(scale)]]), jnp.array([True]))
+    one = Mixture.from_numbers(jnp.array([[0.0], [mean], [np.log(scale)]]), jnp.array([True]))
     s = np.array([1.3])
     z = norm.ppf(s / np.sqrt(12) + 0.5)
     inside = norm.cdf(EDGE, mean, scale) - norm.cdf(-EDGE, mean, scale)

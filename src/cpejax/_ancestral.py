@@ -27,6 +27,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -57,9 +58,15 @@ def _weights(rng: np.random.Generator, nodes: int, fan_in: Any, *shape: int) -> 
     return jnp.asarray(rng.normal(size=(nodes, *shape)) * scale.reshape(nodes, *(1,) * len(shape)), jnp.float32)
 
 
-def _dense(x: Float[Array, "k *rows i"], w: Float[Array, "k i o"]) -> Float[Array, "k *rows o"]:
+def _dense(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array, "k *rows o"]:
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
-    return jnp.einsum("kri,kio->kro", flat, w).reshape(*x.shape[:-1], w.shape[-1])
+    return jnp.einsum("kri,koi->kro", flat, w).reshape(*x.shape[:-1], w.shape[1])
+
+
+def _dense_first(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array, "o k *rows"]:
+    """The same with its numbers first."""
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
+    return jnp.einsum("koi,kri->okr", w, flat).reshape(w.shape[1], *x.shape[:-1])
 
 
 def _lift(b: Float[Array, "k *last"] | Bool[Array, " k"], ndim: int) -> Array:
@@ -80,7 +87,7 @@ class StageNet(eqx.Module):
     Deep and narrow, where the paper has 128-128: on two moons it is nearer to the exact posterior with fewer products.
     """
 
-    tables: list[Float[Array, "k p width"]]
+    tables: list[Float[Array, "k width p"]]
     messages: list[Float[Array, "k width width"]]
     bias: Float[Array, "k width"]
     blocks: list[Float[Array, "k width width"]]
@@ -88,7 +95,7 @@ class StageNet(eqx.Module):
 
     def __init__(self, stage: Stage, nodes: int, width: int, depth: int, rng: np.random.Generator):
         fan_in = sum((r.counts for r in stage.readings), np.zeros(nodes)) + width * len(stage.messages)
-        self.tables = [_weights(rng, nodes, fan_in, r.columns.shape[1], width) for r in stage.readings]
+        self.tables = [_weights(rng, nodes, fan_in, width, r.columns.shape[1]) for r in stage.readings]
         self.messages = [_weights(rng, nodes, fan_in, width, width) for _ in stage.messages]
         self.bias = jnp.zeros((nodes, width))
         self.blocks = [_weights(rng, nodes, width, width, width) for _ in range(depth)]
@@ -109,9 +116,9 @@ class FieldNet(eqx.Module):
     its own network of time, 64-64 on random Fourier features, so that no two nodes share a weight.
     """
 
-    from_context: Float[Array, "k width h"]
+    from_context: Float[Array, "k h width"]
     frequencies: Fourier
-    time_hidden: Float[Array, "k features h"]
+    time_hidden: Float[Array, "k h features"]
     time_bias: Float[Array, "k h"]
     from_time: Float[Array, "k h h"]
     w1: Float[Array, "k h"]
@@ -125,9 +132,9 @@ class FieldNet(eqx.Module):
     gamma: Float[Array, " k"]
 
     def __init__(self, nodes: int, width: int, hidden: int, rng: np.random.Generator):
-        self.from_context = _weights(rng, nodes, width, width, hidden)
+        self.from_context = _weights(rng, nodes, width, hidden, width)
         self.frequencies = Fourier(_weights(rng, nodes, 1, FEATURES // 2))
-        self.time_hidden = _weights(rng, nodes, FEATURES, FEATURES, hidden)
+        self.time_hidden = _weights(rng, nodes, FEATURES, hidden, FEATURES)
         self.time_bias = jnp.zeros((nodes, hidden))
         self.from_time = _weights(rng, nodes, hidden, hidden, hidden)
         self.w1, self.b1 = _weights(rng, nodes, 1, hidden), jnp.zeros((nodes, hidden))
@@ -146,10 +153,12 @@ class FieldNet(eqx.Module):
     def __call__(self, time: Array, y: Float[Array, "k *rows"], context: Array) -> Float[Array, "k *rows"]:
         """`time` and `context`: what they add to the first layer, `(k, *rows, h)` or broadcast to it."""
         ndim = y.ndim + 1
-        h = silu(y[..., None] * _lift(self.w1, ndim) + context + time)
+        # As a product, though of single numbers: its slope is then one too, and not a slow sum.
+        first = jnp.einsum("kr,kh->krh", y.reshape(len(y), -1), self.w1).reshape(*y.shape, -1)
+        h = silu(first + context + time)
         h = silu(_dense(h, self.w2) + _lift(self.b2, ndim))
         h = silu(_dense(h, self.w3) + _lift(self.b3, ndim))
-        out = _dense(h, self.w4[..., None])[..., 0] + _lift(self.b4, y.ndim)
+        out = _dense(h, self.w4[:, None])[..., 0] + _lift(self.b4, y.ndim)
         gamma = _lift(jax.nn.sigmoid(self.gamma - 6.0), y.ndim)
         return gamma * y + (1 - gamma) * out
 
@@ -161,9 +170,9 @@ class GroupNet(eqx.Module):
     """
 
     stages: list[StageNet]
-    mixture: Float[Array, "k width m"]
+    mixture: Float[Array, "k m width"]
     mixture_bias: Float[Array, "k m"]
-    mixture_linear: list[Float[Array, "k p m"]]
+    mixture_linear: list[Float[Array, "k m p"]]
     which: Nodes
     field: FieldNet
 
@@ -183,9 +192,9 @@ class GroupNet(eqx.Module):
         depths = [depth if s.pool is None else -(-depth // 2) for s in group.stages]
         self.stages = [StageNet(s, nodes, width, d, rng) for s, d in zip(group.stages, depths, strict=True)]
         m = 3 * components
-        self.mixture = jnp.zeros((nodes, width, m))
+        self.mixture = jnp.zeros((nodes, m, width))
         self.mixture_bias = jnp.zeros((nodes, m))
-        self.mixture_linear = [jnp.zeros((nodes, r.columns.shape[1], m)) for r in group.stages[-1].readings]
+        self.mixture_linear = [jnp.zeros((nodes, m, r.columns.shape[1])) for r in group.stages[-1].readings]
         self.field = FieldNet(nodes, width, hidden, rng)
 
     def nodes(self, which: Array | np.ndarray) -> GroupNet:
@@ -261,7 +270,7 @@ class AncestralFlow(Flow):
         return {"heavy": {name: list(s.heavy) for name, s in self.standard.items()}}
 
     def numbers_per_draw(self) -> int:
-        width = self.groups[0].mixture.shape[1]
+        width = self.groups[0].mixture.shape[2]
         rows = [math.prod(self.plan.shape(stage.plates)) for group in self.plan.groups for stage in group.stages]
         return 3 * width * max(rows) + sum(
             math.prod(self.plan.shape(t.plates)) * w for t, w in self.plan.widths.items()
@@ -330,9 +339,9 @@ class AncestralFlow(Flow):
         """
         plan = self.plan.groups[group]
 
-        def read(reading: Reading, w: Array, at: tuple[str, ...]) -> Array:
+        def read(reading: Reading, at: tuple[str, ...]) -> Float[Array, "k n *plates p"]:
             columns = jnp.asarray(reading.columns)[net.which.numbers]
-            x = _dense(jnp.moveaxis(tables[reading.table][..., columns], -2, 0), w)
+            x = jnp.moveaxis(tables[reading.table][..., columns], -2, 0)
             sizes = iter(x.shape[2:-1])
             return x.reshape(*x.shape[:2], *(next(sizes) if p in reading.table.plates else 1 for p in at), x.shape[-1])
 
@@ -341,14 +350,14 @@ class AncestralFlow(Flow):
             ndim = 3 + len(stage.plates)
             h = jnp.zeros((1,) * ndim)
             for reading, w in zip(stage.readings, weights.tables, strict=True):
-                h = h + read(reading, w, stage.plates)
+                h = h + _dense(read(reading, stage.plates), w)
             for sender, w in zip(stage.messages, weights.messages, strict=True):
                 h = h + _dense(outputs[sender], w)
             h = weights(h)
             outputs.append(h if stage.pool is None else h.mean(2 + stage.plates.index(stage.pool)))
-        mixture = _dense(h, net.mixture) + _lift(net.mixture_bias, ndim)
+        mixture = _dense_first(h, net.mixture) + net.mixture_bias.T.reshape(-1, len(h), *(1,) * (ndim - 2))
         for reading, w in zip(plan.stages[-1].readings, net.mixture_linear, strict=True):
-            mixture = mixture + read(reading, w, plan.plates)
+            mixture = mixture + _dense_first(read(reading, plan.plates), w)
         hidden = _dense(h, net.field.from_context) + _lift(net.field.b1, ndim)
         return Context(hidden, Mixture.from_numbers(mixture, _lift(net.which.uniform, ndim - 1)))
 
@@ -404,11 +413,20 @@ class AncestralFlow(Flow):
 
     def _loss(self, rows: dict[str, Any], key: PRNGKeyArray, draws: int) -> Float[Array, ""]:
         tables = {**rows["tables"], **(self._data_tables(rows["data"]) if self.embed else {})}
-        key_t, key_noise, key_members = jax.random.split(key, 3)
-        # One time from each stratum, the same for simulations that are neighbours in the batch: its features are few.
-        strata = min(TIMES, len(jax.tree.leaves(rows)[0]))
-        t = (jnp.arange(strata) + jax.random.uniform(key_t, (draws, strata))) / strata
-        subset = self._subset(key_members)
+        n = len(jax.tree.leaves(rows)[0])
+        # Simulations that are neighbours in the batch have the same time, each such run one from its own stratum.
+        run = -(-n // TIMES)
+        edges = np.minimum(np.arange(-(-n // run) + 1) * run, n) / n
+        subset = self._subset(jax.random.fold_in(key, 1)) if self._large else {}
+        plates = [
+            tuple(len(subset[p]) if p in subset else self.plan.graph.plates[p] for p in group.plates)
+            for group in self.plan.groups
+        ]
+        shapes = [(len(net.which.numbers), n, *sizes) for net, sizes in zip(self.groups, plates, strict=True)]
+        # All that is random in one draw: keys of their own would take longer than the draws.
+        ends = np.cumsum([len(edges) - 1, *map(math.prod, shapes)])
+        normal = jax.random.normal(key, (draws, int(ends[-1])))
+        t = edges[:-1] + np.diff(edges) * ndtr(normal[:, : ends[0]])
         total = jnp.zeros(())
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
             if not len(net.which.numbers):
@@ -419,18 +437,21 @@ class AncestralFlow(Flow):
             context = self._context(g, net, here)
             total -= context.mixture.log_density(z, s).mean(tuple(range(1, z.ndim))).sum()
             w = jax.lax.stop_gradient(context.mixture.straighten(s))
-            noise = jax.random.normal(jax.random.fold_in(key_noise, g), (draws, *w.shape))
+            noise = normal[:, ends[g] : ends[g + 1]].reshape(draws, *w.shape)
             errors = [_matching(net.field, context.hidden, w, *each) for each in zip(noise, t, strict=True)]
             total += sum(errors) / draws
         return total
 
+    @property
+    def _large(self) -> dict[str, int]:
+        """The plates of whose members a step trains on some."""
+        return {p: size for p, size in self.plan.graph.plates.items() if size > 2 * self.members}
+
     def _subset(self, key: PRNGKeyArray) -> dict[str, Array]:
-        """The members of large plates that a step trains on."""
-        sizes = {p: size for p, size in self.plan.graph.plates.items() if size > 2 * self.members}
-        keys = jax.random.split(key, max(len(sizes), 1))
+        keys = jax.random.split(key, len(self._large))
         return {
             p: jax.random.choice(k, size, (self.members,), replace=False)
-            for (p, size), k in zip(sizes.items(), keys, strict=False)
+            for (p, size), k in zip(self._large.items(), keys, strict=True)
         }
 
     # Sampling
@@ -635,13 +656,14 @@ def _matching(
     """The weighted rectified loss of straightened coordinates `w`, less that of the zero field."""
     k, n, *plates = w.shape
     rest = (1,) * len(plates)
-    each = jnp.eye(len(t))[np.arange(n) * len(t) // n]  # for products, because indexing is slow
-    angle = (jnp.pi / 2 * each @ t).reshape(1, n, *rest)
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
-    time = jnp.einsum("ns,ksh->knh", each, field.time(t)).reshape(k, n, *rest, -1)
+    run = -(-n // len(t))
+    angle = jnp.pi / 2 * t
+    numbers = jnp.stack([jnp.sin(angle), jnp.cos(angle), jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))])
+    # By a product, which is computed once: what is repeated otherwise is computed anew wherever it is read.
+    sin, cos, weight = (numbers @ np.eye(len(t), dtype=np.float32)[:, np.arange(n) // run]).reshape(3, 1, n, *rest)
+    time = jnp.repeat(field.time(t), run, axis=1)[:, :n].reshape(k, n, *rest, -1)
     v = field(time, sin * w + cos * noise, hidden)
     u = cos * w - sin * noise
-    weight = jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))
     error = jnp.pi / 2 * weight * ((u - v) ** 2 - u**2)
     return error.mean(tuple(range(1, error.ndim))).sum()
 

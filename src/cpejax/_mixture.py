@@ -53,12 +53,12 @@ class Mixture(eqx.Module):
     uniform: Bool[Array, "..."]
 
     @classmethod
-    def from_numbers(cls, x: Float[Array, "*rows three_components"], uniform: Bool[Array, "..."]) -> Mixture:
+    def from_numbers(cls, x: Float[Array, "three_components *rows"], uniform: Bool[Array, "..."]) -> Mixture:
         """From a network's output, for zeros a mixture that covers N(0, 1).
 
         Scales are at least e⁻⁸, so that no single simulation can draw one to zero.
         """
-        weights, means, log_scales = jnp.moveaxis(x, -1, 0).reshape(3, -1, *x.shape[:-1])
+        weights, means, log_scales = jnp.split(x, 3)
         if (components := len(means)) > 1:
             start = np.linspace(-1.5, 1.5, components, dtype=np.float32)
             means, log_scales = means + start.reshape(-1, *(1,) * (x.ndim - 1)), log_scales - 0.5
