@@ -18,6 +18,12 @@ def silu(x: Array) -> Array:
     return half + half * jnp.tanh(half)
 
 
+def soft(x: Array) -> Array:
+    """`x (½ + ½ x / (1 + |x|))`: like `silu` near zero, but slower to close, and a CPU takes half of its time."""
+    half = 0.5 * x
+    return half + half * x / (1.0 + jnp.abs(x))
+
+
 class Fixed(eqx.Module):
     """A module whose arrays are set by the simulations, not trained."""
 

@@ -25,6 +25,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cpejax._flow import Flow, trainable
 from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
+LARGE = 8192
+"""Arrays of so many weights are updated each for itself."""
 LONG = 1000
 """Runs of so many steps are divided among the cores; for shorter ones it does not pay to compile several programs."""
 
@@ -109,11 +111,39 @@ class History:
         return self.validation[self.best_epoch] if self.best_epoch >= 0 else math.inf
 
 
-class State(NamedTuple):
-    """What a step changes. Weights are one vector: a step is then a few operations on it, not on each."""
+Weights = list[Float[Array, "..."]]
 
-    weights: Float[Array, " w"]
-    average: Float[Array, " w"]
+
+@dataclass(frozen=True)
+class Packing:
+    """How a flow's weights are held for training: large arrays each for itself, and all small ones as one vector.
+
+    A step is then few operations, and none copies many numbers.
+    """
+
+    structure: Any
+    large: tuple[bool, ...]
+    unravel: Callable[[Array], list[Array]]
+
+    @classmethod
+    def of(cls, tree: Any) -> tuple[Weights, Packing]:
+        """The weights of a tree, and how they are held."""
+        leaves, structure = jax.tree.flatten(tree)
+        large = tuple(x.size >= LARGE for x in leaves)
+        vector, unravel = ravel_pytree([x for x, alone in zip(leaves, large, strict=True) if not alone])
+        return [*(x for x, alone in zip(leaves, large, strict=True) if alone), vector], cls(structure, large, unravel)
+
+    def tree(self, weights: Weights) -> Any:
+        """The tree with these weights."""
+        alone, together = iter(weights[:-1]), iter(self.unravel(weights[-1]))
+        return jax.tree.unflatten(self.structure, [next(alone if large else together) for large in self.large])
+
+
+class State(NamedTuple):
+    """What a step changes."""
+
+    weights: Weights
+    average: Weights
     optimiser: Any
     step: Array
 
@@ -122,15 +152,15 @@ class Part(NamedTuple):
     """What a part of a flow is trained with: its structure, its rows, and its own randomness."""
 
     rest: Flow
-    to_tree: Callable[[Array], Flow]
+    packing: Packing
     training_rows: Any
     validation_rows: Any
     key: PRNGKeyArray
     key_validation: PRNGKeyArray
 
-    def flow(self, weights: Float[Array, " w"]) -> Flow:
+    def flow(self, weights: Weights) -> Flow:
         """The part with these weights."""
-        return eqx.combine(self.to_tree(weights), self.rest)
+        return eqx.combine(self.packing.tree(weights), self.rest)
 
 
 Progress = Callable[[int, int, History], None]
@@ -171,11 +201,11 @@ def train(
     parts, states = [], []
     for number, (part, own) in enumerate(flow.divide(shuffled, _cores() if batches * epochs >= LONG else 1)):
         tree, rest = trainable(part)
-        weights, to_tree = ravel_pytree(tree)
+        weights, packing = Packing.of(tree)
         training_rows = jax.tree.map(lambda x: jnp.asarray(x[held_out:]), own)
         validation_rows = jax.tree.map(lambda x: jnp.asarray(x[:held_out]), own)
         keys = jax.random.split(jax.random.fold_in(key_parts, number))
-        parts.append(Part(rest, to_tree, training_rows, validation_rows, keys[0], keys[1]))
+        parts.append(Part(rest, packing, training_rows, validation_rows, keys[0], keys[1]))
         # Copies: the compiled epoch gives its arguments' memory to its results.
         states.append(State(_copy(weights), _copy(weights), optimiser.init(weights), jnp.zeros((), jnp.int32)))
     best = [_copy(state.average) for state in states]
@@ -201,7 +231,7 @@ def train(
     def run_epoch(fixed: tuple[Part, Array, Array, Array], state: State) -> tuple[State, Array, Array]:
         part, epoch, order, rate = fixed
 
-        def loss(weights: Array, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
+        def loss(weights: Weights, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
             return part.flow(weights).loss(rows, key)
 
         def step(carry: State, x: tuple[Array, PRNGKeyArray]) -> tuple[State, Array]:
@@ -209,9 +239,9 @@ def train(
             which, key = x
             value, slope = jax.value_and_grad(loss)(weights, jax.tree.map(lambda r: r[which], part.training_rows), key)
             change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
-            weights = weights - rate * change
+            weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
             keep = count / (count + 10.0) if settings.average else 0.0
-            average = keep * average + (1 - keep) * weights
+            average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
             return State(weights, average, optimiser_state, count + 1), value
 
         # A counter-based generator that is fast on a CPU inside the loop; the epoch's key seeds it.
@@ -309,9 +339,10 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _clip(slope: Array, _: Any) -> Array:
+def _clip(slope: Weights, _: Any) -> Weights:
     """A slope of length 10 at most; as a factor, which unlike `optax.clip_by_global_norm` is no pass of its own."""
-    return slope * jnp.minimum(1.0, 10.0 / jnp.maximum(jnp.sqrt(jnp.sum(slope**2)), 1e-9))
+    length = jnp.sqrt(jnp.stack([jnp.sum(x**2) for x in slope]).sum())
+    return [x * jnp.minimum(1.0, 10.0 / jnp.maximum(length, 1e-9)) for x in slope]
 
 
 def _copy(tree: Any) -> Any:
