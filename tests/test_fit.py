@@ -174,7 +174,7 @@ class Lines(Flow):
 
 def test_parts_are_trained_beside_one_another(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(_train, "LONG", 1)
-    monkeypatch.setattr(_train, "_cores", lambda: 2)
+    monkeypatch.setattr(_train, "cores", lambda: 2)
     rows = [line_rows(seed=1), {"x": line_rows()["x"], "y": 1 - line_rows()["y"]}]
     flow = Lines([Line(jnp.zeros(2)), Line(jnp.zeros(2))])
     with jax.log_compiles():
@@ -185,7 +185,7 @@ def test_parts_are_trained_beside_one_another(monkeypatch, tmp_path, caplog):
     assert sum("Compiling jit(run_epoch)" in r.getMessage() for r in caplog.records) == 1
     again, _ = train(flow, rows, SHORT, key=KEY, checkpoint=tmp_path)
     assert all(np.array_equal(a.weights, b.weights) for a, b in zip(again.lines, trained_flow.lines, strict=True))
-    monkeypatch.setattr(_train, "_cores", lambda: 1)
+    monkeypatch.setattr(_train, "cores", lambda: 1)
     with pytest.raises(ValueError, match="was divided among 2 cores, now 1"):
         train(flow, rows, SHORT, key=KEY, checkpoint=tmp_path)
 

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cpejax._coordinates import Coordinates, Values
+from cpejax._cores import cores, on_cores
 from cpejax._flow import Flow, Method, Solver, count_weights
 from cpejax._graph import Graph
 from cpejax._methods import CPE, METHODS
@@ -34,7 +35,9 @@ from cpejax._train import History, Training, train
 
 FORMAT = 1
 MOST_NUMBERS = 30_000_000
-"""How many numbers sampling holds at once; more draws than that allows go in chunks."""
+"""How many numbers sampling holds at once on a core; more draws than that allows go in chunks."""
+SHARE = 5000
+"""More draws than that for one observation are shared among the cores."""
 
 
 def fit(
@@ -296,8 +299,7 @@ class Posterior:
         count = len(next(iter(data.values()))) if data else 1
         chunk = max(1, MOST_NUMBERS // self.flow.numbers_per_draw())
         keys = jax.random.split(key, count)
-        drawn, counted = _draw(self.flow, data, keys, int(n), int(steps), solver, chunk)
-        values = {name: np.asarray(x) for name, x in drawn.items()}
+        values, counted = _draw_on_cores(self.flow, data, keys, int(n), int(steps), solver, chunk)
         # Whole numbers are counts; others are the worst of something.
         counts = {n: int(np.sum(x)) if x.dtype.kind in "iu" else float(np.max(x)) for n, x in counted.items()}
         seconds = time.perf_counter() - began
@@ -475,12 +477,9 @@ class Posterior:
             values[name] = jnp.asarray(x.reshape(-1, *site.shape))
         return values, shape or ()
 
-    def _check_acceptance(self, counted: Mapping[str, Array]) -> None:
+    def _check_acceptance(self, counted: Mapping[str, np.ndarray]) -> None:
         """Draws that are missing: the flow proposes nearly nothing inside the prior's support."""
-        missing, accepted, proposed = (
-            np.asarray(counted[name]).reshape(len(counted[name]), -1).sum(1)
-            for name in ("missing", "accepted", "proposed")
-        )
+        missing, accepted, proposed = (counted[name].sum(1) for name in ("missing", "accepted", "proposed"))
         if missing.any():
             worst = int(np.argmax(missing))
             which = f"observation {worst} " if len(missing) > 1 else "these data "
@@ -507,6 +506,31 @@ class Posterior:
         tree = from_dict({"posterior": posterior, "observed_data": observed}, dims=dims, coords=coords)
         tree["posterior"].attrs.update(attributes)
         return tree
+
+
+def _draw_on_cores(
+    flow: Flow, data: Values, keys: Array, n: int, steps: int, solver: Solver, chunk: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """`_draw` on all cores at once: shares of many observations, or of the draws for one.
+
+    The latter are of at most `SHARE` draws, whatever the number of cores, so that a key means the same draws anywhere.
+    """
+    if len(keys) == 1:
+        shares, axis = -(-n // SHARE), 1
+        size = -(-n // shares)
+        each = [(data, key[None]) for key in (jax.random.split(keys[0], shares) if shares > 1 else keys)]
+    else:
+        shares, axis, size = min(cores(), len(keys)), 0, n
+        which = np.arange(shares * -(-len(keys) // shares)).reshape(shares, -1) % len(keys)  # the last is filled
+        each = [({name: x[w] for name, x in data.items()}, keys[w]) for w in which]
+    done = on_cores(_draw, [(flow, data, keys, size, steps, solver, chunk) for data, keys in each])
+    last = len(keys), n
+    values = {name: np.concatenate([v[name] for v, _ in done], axis)[: last[0], : last[1]] for name in done[0][0]}
+    counted = {
+        name: np.concatenate([np.asarray(c[name]).reshape(len(c[name]), -1) for _, c in done], axis)[: last[0]]
+        for name in done[0][1]
+    }
+    return values, counted
 
 
 @eqx.filter_jit

@@ -22,6 +22,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from cpejax._cores import compile_each, cores
 from cpejax._flow import Flow, trainable
 from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
@@ -199,7 +200,7 @@ def train(
         optax.stateless(_clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
     parts, states = [], []
-    for number, (part, own) in enumerate(flow.divide(shuffled, _cores() if batches * epochs >= LONG else 1)):
+    for number, (part, own) in enumerate(flow.divide(shuffled, cores() if batches * epochs >= LONG else 1)):
         tree, rest = trainable(part)
         weights, packing = Packing.of(tree)
         training_rows = jax.tree.map(lambda x: jnp.asarray(x[held_out:]), own)
@@ -262,7 +263,7 @@ def train(
             batched = jnp.asarray(shuffle[: batches * batch].reshape(batches, batch), jnp.int32)
             fixed = [(part, jnp.asarray(epoch_number), batched, rate) for part in parts]
             if compiled is None:
-                compiled = _compile(run_epoch, list(zip(fixed, states, strict=True)), threads)
+                compiled = compile_each(run_epoch, list(zip(fixed, states, strict=True)), threads)
             done = threads.map(lambda run, *each: jax.block_until_ready(run(*each)), compiled, fixed, states)
             states, losses, values = map(list, zip(*done, strict=True))
             value = float(sum(values))
@@ -298,18 +299,6 @@ def train(
     return flow.joined([part.flow(weights) for part, weights in zip(parts, best, strict=True)]), history
 
 
-def _compile(function: Any, arguments: list[tuple], threads: ThreadPoolExecutor) -> list[Callable]:
-    """A compiled program for each of some arguments. Those that look alike share one; different ones take a core each.
-
-    Traced here, not on the threads, which do not see the user's settings of JAX (`with jax.default_device(...)`).
-    """
-    lowered = [function.lower(*each) for each in arguments]
-    texts = [program.as_text() for program in lowered]
-    different = dict(zip(texts, lowered, strict=True))
-    compiled = dict(zip(different, threads.map(lambda program: program.compile(), different.values()), strict=True))
-    return [compiled[text] for text in texts]
-
-
 class _Interrupt:
     """Ctrl-C as a note to stop, because in the middle of a compiled epoch there is no state to return."""
 
@@ -330,13 +319,6 @@ class _Interrupt:
         if self.came:
             raise KeyboardInterrupt
         self.came = True
-
-
-def _cores() -> int:
-    """How many parts can be trained beside one another: the cores this process may use; one with an accelerator."""
-    if jax.default_backend() != "cpu":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _clip(slope: Weights, _: Any) -> Weights:
