@@ -172,7 +172,7 @@ class Lines(Flow):
         return sum(line.loss(r, key) for line, r in zip(self.lines, rows, strict=True))
 
 
-def test_parts_are_trained_beside_one_another(monkeypatch, tmp_path, caplog):
+def test_parts_are_trained_beside_one_another(monkeypatch, caplog):
     monkeypatch.setattr(_train, "LONG", 1)
     monkeypatch.setattr(_train, "cores", lambda: 2)
     rows = [line_rows(seed=1), {"x": line_rows()["x"], "y": 1 - line_rows()["y"]}]
@@ -183,11 +183,23 @@ def test_parts_are_trained_beside_one_another(monkeypatch, tmp_path, caplog):
     assert history.validation[-1] == pytest.approx(0.04, abs=0.02)  # that of both
     # They look alike, so one program serves both.
     assert sum("Compiling jit(run_epoch)" in r.getMessage() for r in caplog.records) == 1
-    again, _ = train(flow, rows, SHORT, key=KEY, checkpoint=tmp_path)
-    assert all(np.array_equal(a.weights, b.weights) for a, b in zip(again.lines, trained_flow.lines, strict=True))
+
+
+def test_a_checkpoint_goes_on_where_there_are_other_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr(_train, "LONG", 1)
+    rows, flow = [line_rows(seed=1), line_rows()], Lines([Line(jnp.zeros(2)), Line(jnp.zeros(2))])
+    monkeypatch.setattr(_train, "cores", lambda: 2)
+    whole, _ = train(flow, rows, SHORT, key=KEY)
+
+    def stop(epoch, *_):
+        if epoch == 7:
+            raise KeyboardInterrupt
+
+    train(flow, rows, SHORT, key=KEY, checkpoint=tmp_path, progress=stop)
     monkeypatch.setattr(_train, "cores", lambda: 1)
-    with pytest.raises(ValueError, match="was divided among 2 cores, now 1"):
-        train(flow, rows, SHORT, key=KEY, checkpoint=tmp_path)
+    resumed, history = train(flow, rows, SHORT, key=KEY, checkpoint=tmp_path)
+    assert len(history.train) == 30
+    assert all(np.array_equal(a.weights, b.weights) for a, b in zip(whole.lines, resumed.lines, strict=True))
 
 
 def test_the_ancestral_flow_in_parts():

@@ -1,4 +1,4 @@
-"""Compiled programs beside one another: XLA divides single operations among a CPU's cores, which helps large ones only."""
+"""Compiled programs beside one another. XLA divides single operations among the cores, which helps large ones only."""
 
 from __future__ import annotations
 

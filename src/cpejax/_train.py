@@ -200,11 +200,23 @@ def train(
         optax.stateless(_clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
     parts, states = [], []
-    for number, (part, own) in enumerate(flow.divide(shuffled, cores() if batches * epochs >= LONG else 1)):
+    most = cores() if batches * epochs >= LONG else 1
+    if checkpoint is not None:
+        checkpoint = Path(checkpoint) / "checkpoint.safetensors"
+        most = _parts_of_checkpoint(checkpoint) or most  # on whatever machine the run began
+    divided = flow.divide(shuffled, most)
+    copies: dict[int, tuple[Array, Array]] = {}
+
+    def halves(x: np.ndarray) -> tuple[Array, Array]:
+        """Rows for training and for validation; those that several parts read are there once."""
+        if id(x) not in copies:
+            copies[id(x)] = jnp.asarray(x[held_out:]), jnp.asarray(x[:held_out])
+        return copies[id(x)]
+
+    for number, (part, own) in enumerate(divided):
         tree, rest = trainable(part)
         weights, packing = Packing.of(tree)
-        training_rows = jax.tree.map(lambda x: jnp.asarray(x[held_out:]), own)
-        validation_rows = jax.tree.map(lambda x: jnp.asarray(x[:held_out]), own)
+        training_rows, validation_rows = (jax.tree.map(lambda x, i=i: halves(x)[i], own) for i in range(2))
         keys = jax.random.split(jax.random.fold_in(key_parts, number))
         parts.append(Part(rest, packing, training_rows, validation_rows, keys[0], keys[1]))
         # Copies: the compiled epoch gives its arguments' memory to its results.
@@ -214,7 +226,6 @@ def train(
     epoch_number = 0
     run: dict[str, Any] = {}
     if checkpoint is not None:
-        checkpoint = Path(checkpoint) / "checkpoint.safetensors"
         run = {
             **asdict(settings),
             "n": n,
@@ -365,6 +376,11 @@ def _save_checkpoint(path: Path, state: Any, history: History, epoch: int, run: 
     write_atomically(path, pack_arrays(arrays, about))
 
 
+def _parts_of_checkpoint(path: Path) -> int | None:
+    """In how many parts the run of a checkpoint is trained, if there is one."""
+    return json.loads(load_arrays(path)[1].get("run", "{}")).get("parts") if path.exists() else None
+
+
 def _load_checkpoint(path: Path, like: Any, run: dict[str, Any]) -> tuple[Any, History, int] | None:
     remove_parts(path)
     if not path.exists():
@@ -390,6 +406,5 @@ def _difference(name: str, was: Any, now: Any) -> str:
         "simulations": "the simulations are others",
         "networks": "the networks are others (the method, its options, or the key)",
         "n": f"it had {was} simulations, now {now}",
-        "parts": f"it was divided among {was} cores, now {now}",
     }
     return words.get(name, f"{name} was {was!r}, now {now!r}")
