@@ -178,7 +178,8 @@ def discrete(steps=4, how="faithful", **options):
 
 
 CASES = {
-    "ancestral": Case(cpe.CPE(**SMALL, depth=2, components=3), ancestral_field, ancestral_back, 1),
+    # With larger random weights its draws crowd at the ends of the interval, where the cells are too wide.
+    "ancestral": Case(cpe.CPE(**SMALL, depth=2, components=3), ancestral_field, ancestral_back, 1, scale=0.05),
     "triangular": triangular(),
     "discrete": discrete(),
     "FMPE": Case(cpe.FMPE(width=16, hidden=32), *JOINT, None),
@@ -297,18 +298,14 @@ def test_sampling_inverts_the_density(name):
     """Draws, taken back in the density's direction, are the base draws that they were made of."""
     case, posterior = (CASES | VARIANTS)[name], posterior_of(name, pair)
     data, key = data_of(pair), jax.random.split(KEY, 1)[0]
-    if posterior.flow.may_leave_support:  # the engine's draws are not all of them
 
-        @eqx.filter_jit
-        def there_and_back(flow):
-            values, _ = flow.sample(data, DRAWS, key, steps=1, solver="rk45")
-            return values, *case.back(flow, data, values, key)
+    @eqx.filter_jit
+    def there_and_back(flow):
+        values, counts = flow.sample(data, DRAWS, key, steps=1, solver="rk45")
+        return values, counts, *case.back(flow, data, values, key)
 
-        values, found, base = there_and_back(posterior.flow)
-    else:
-        values = drawn(name)[0]
-        assert drawn(name)[1].get("clipped", 0) == 0
-        found, base = eqx.filter_jit(lambda flow, values: case.back(flow, data, values, key))(posterior.flow, values)
+    values, counts, found, base = there_and_back(posterior.flow)  # not the engine's draws, which are made in shares
+    assert posterior.flow.may_leave_support or counts.get("clipped", 0) == 0
     if base is not None:
         assert np.quantile(np.abs(found - base), 0.999) < 0.02
         assert np.abs(np.stack([values["a"], values["b"]], 1) - base).mean() > 0.1  # the map is not the identity
