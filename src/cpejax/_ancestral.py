@@ -4,7 +4,7 @@ With the faithful inverse of the graph in the prior's order, `p(θ|x) = Π_i p(�
 one-dimensional flow in prior coordinates whose context is made of *clean* parents. The paper's masked joint field
 (section 3.2) sees noisy ones and is biased by that; here every node's Jacobian is a number and the bias cannot occur.
 
-Three departures from the paper, each measured (`docs/ancestral.md`):
+Departures from the paper, each measured or explained in `docs/ancestral.md`:
 
 * A coordinate `z` is first straightened by a normal mixture that its context predicts, `w = Φ⁻¹(F(z))`; the flow is
   from N(0, 1) to the law of `w`, and mends what the mixture leaves. A narrow posterior is then as easy as a wide one.
@@ -14,6 +14,7 @@ Three departures from the paper, each measured (`docs/ancestral.md`):
 * The loss has the weight `√tan a`, between the rectified loss (weight 1) and the likelihood's (weight `tan a`), and its
   value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density,
   whatever the mixture is, and losses of different epochs can be compared.
+* Each node has its own network of time, and all networks an activation that is not SiLU (`soft`).
 """
 
 from __future__ import annotations
