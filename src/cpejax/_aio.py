@@ -35,6 +35,7 @@ from cpejax._invert import invert
 from cpejax._ode import log_density, transport
 from cpejax._program import Program
 from cpejax._pse import Sampler
+from cpejax._times import Runs
 from cpejax._vector import Kind, labels_of
 
 Mask = Literal["directed", "undirected", "none"]
@@ -189,7 +190,7 @@ class AIOFlow(Flow):
         chance = jnp.concatenate([jnp.ones(1), others]) / 2
         pattern = jax.random.choice(key_pattern, len(chance), (n,), p=chance)
         given = self.patterns.given[pattern]
-        time, noisy, noise = self.diffusion.noisy(rows, key=key_noise)
+        time, noisy, noise = self.diffusion.noisy(rows, Runs(n, n), key=key_noise)
         tokens = self.net.tokens(jnp.where(given, rows, noisy), jnp.arange(t), given)
         none = tokens[:, :0]
         found = self.net(none, tokens, time, jnp.ones((1, 0, 0), bool), self.patterns.masks[pattern])

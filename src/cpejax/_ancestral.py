@@ -40,12 +40,11 @@ from cpejax._invert import PosteriorProgram
 from cpejax._layout import Group, Layout, Reading, Run, Stage, Table, layout
 from cpejax._mixture import Mixture, linear, quantile
 from cpejax._program import Program
+from cpejax._times import Runs
 
 Tables = dict[Table, Array]
 Field = Callable[[Array, Array], Array]
 
-TIMES = 10
-"""So many different times at most in a training step."""
 FEATURES = 64
 """So many Fourier features of time."""
 
@@ -415,9 +414,7 @@ class AncestralFlow(Flow):
     def _loss(self, rows: dict[str, Any], key: PRNGKeyArray, draws: int) -> Float[Array, ""]:
         tables = {**rows["tables"], **(self._data_tables(rows["data"]) if self.embed else {})}
         n = len(jax.tree.leaves(rows)[0])
-        # Simulations that are neighbours in the batch have the same time, each such run one from its own stratum.
-        run = -(-n // TIMES)
-        edges = np.minimum(np.arange(-(-n // run) + 1) * run, n) / n
+        runs = Runs(n)
         subset = self._subset(jax.random.fold_in(key, 1)) if self._large else {}
         plates = [
             tuple(len(subset[p]) if p in subset else self.plan.graph.plates[p] for p in group.plates)
@@ -425,9 +422,9 @@ class AncestralFlow(Flow):
         ]
         shapes = [(len(net.which.numbers), n, *sizes) for net, sizes in zip(self.groups, plates, strict=True)]
         # All that is random in one draw: keys of their own would take longer than the draws.
-        ends = np.cumsum([len(edges) - 1, *map(math.prod, shapes)])
+        ends = np.cumsum([runs.number, *map(math.prod, shapes)])
         normal = jax.random.normal(key, (draws, int(ends[-1])))
-        t = edges[:-1] + np.diff(edges) * ndtr(normal[:, : ends[0]])
+        t = runs.times(ndtr(normal[:, : ends[0]]))
         total = jnp.zeros(())
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
             if not len(net.which.numbers):
@@ -439,7 +436,7 @@ class AncestralFlow(Flow):
             total -= context.mixture.log_density(z, s).mean(tuple(range(1, z.ndim))).sum()
             w = jax.lax.stop_gradient(context.mixture.straighten(s))
             noise = normal[:, ends[g] : ends[g + 1]].reshape(draws, *w.shape)
-            errors = [_matching(net.field, context.hidden, w, *each) for each in zip(noise, t, strict=True)]
+            errors = [_matching(net.field, context.hidden, w, *each, runs) for each in zip(noise, t, strict=True)]
             total += sum(errors) / draws
         return total
 
@@ -652,17 +649,19 @@ def _matching(
     hidden: Float[Array, "k #n *#plates h"],
     w: Float[Array, "k n *plates"],
     noise: Float[Array, "k n *plates"],
-    t: Float[Array, " strata"],
+    t: Float[Array, " runs"],
+    runs: Runs,
 ) -> Float[Array, ""]:
     """The weighted rectified loss of straightened coordinates `w`, less that of the zero field."""
     k, n, *plates = w.shape
     rest = (1,) * len(plates)
-    run = -(-n // len(t))
     angle = jnp.pi / 2 * t
     numbers = jnp.stack([jnp.sin(angle), jnp.cos(angle), jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))])
     # By a product, which is computed once: what is repeated otherwise is computed anew wherever it is read.
-    sin, cos, weight = (numbers @ np.eye(len(t), dtype=np.float32)[:, np.arange(n) // run]).reshape(3, 1, n, *rest)
-    time = jnp.repeat(field.time(t), run, axis=1)[:, :n].reshape(k, n, *rest, -1)
+    sin, cos, weight = (numbers @ np.eye(len(t), dtype=np.float32)[:, np.arange(n) // runs.length]).reshape(
+        3, 1, n, *rest
+    )
+    time = runs.each(field.time(t), axis=1).reshape(k, n, *rest, -1)
     v = field(time, sin * w + cos * noise, hidden)
     u = cos * w - sin * noise
     error = jnp.pi / 2 * weight * ((u - v) ** 2 - u**2)

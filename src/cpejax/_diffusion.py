@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._ode import Field, grid
+from cpejax._times import Runs
 
 Predict = Callable[[Array, Float[Array, "n d"]], Float[Array, "n d"]]
 """The noise in `n` noisy vectors, from the time as networks read it."""
@@ -46,18 +47,17 @@ class Diffusion:
         return first + s * (last - first), last - first
 
     def noisy(
-        self, u: Float[Array, "n d"], *, key: PRNGKeyArray
-    ) -> tuple[Float[Array, " n"], Float[Array, "n d"], Float[Array, "n d"]]:
-        """For a batch: times as networks read them, uniform in t and stratified; noisy vectors; and their noise.
+        self, u: Float[Array, "n d"], runs: Runs, *, key: PRNGKeyArray
+    ) -> tuple[Float[Array, " runs"], Float[Array, "n d"], Float[Array, "n d"]]:
+        """For a batch: times as networks read them, uniform in t, of each run; noisy vectors; and their noise.
 
         Denoising score matching with the usual weight `sin² a` is the squared error of the noise.
         """
-        n = len(u)
         key_t, key_noise = jax.random.split(key)
-        t = SHORTEST + (1 - SHORTEST) * (jnp.arange(n) + jax.random.uniform(key_t, (n,))) / n
+        angle = self.angle(SHORTEST + (1 - SHORTEST) * runs.times(jax.random.uniform(key_t, (runs.number,))))
         noise = jax.random.normal(key_noise, u.shape)
-        angle = self.angle(t)
-        return self.clock(angle), jnp.cos(angle)[:, None] * u + jnp.sin(angle)[:, None] * noise, noise
+        cos, sin = (runs.each(f(angle))[:, None] for f in (jnp.cos, jnp.sin))
+        return self.clock(angle), cos * u + sin * noise, noise
 
     def flow(self, predict: Predict) -> Field:
         """The probability-flow equation: `du/da = cos(a) ε − sin(a) u₁`, with `u₁` the estimate that goes with `ε`."""

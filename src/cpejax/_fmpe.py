@@ -1,8 +1,8 @@
 """Flow matching posterior estimation (Wildberger et al. 2023), with the network of the paper's appendix C.
 
 The field is regressed on the straight paths of Lipman et al. (2023) from N(0, I) to the posterior. Departures: data are
-standardised robustly, by median and interquartile range, and parameters by mean and standard deviation; the times of a
-batch are stratified, one from each of `n` parts of [0, 1], which changes only the variance of the loss.
+standardised robustly, by median and interquartile range, and parameters by mean and standard deviation; a batch has few
+times, each from its own part of [0, 1], which changes only the variance of the loss.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._joint import JointFlow
 from cpejax._ode import Field
+from cpejax._times import Runs
 
 
 class FMPEFlow(JointFlow):
@@ -37,12 +38,12 @@ class FMPEFlow(JointFlow):
         The path is the optimal transport path of Lipman et al.; along it `(u₁ − (1−σ) u_t) / (1 − (1−σ) t)`, as it is
         usually written, is that difference (the paper prints θ for t in the denominator).
         """
-        u, n = rows["u"], len(rows["u"])
+        u, runs = rows["u"], Runs(len(rows["u"]))
         key_t, key_noise = jax.random.split(key)
-        t = ((jnp.arange(n) + jax.random.uniform(key_t, (n,))) / n) ** (1 / (1 + self.time_exponent))
+        times = runs.times(jax.random.uniform(key_t, (runs.number,))) ** (1 / (1 + self.time_exponent))
         noise = jax.random.normal(key_noise, u.shape)
-        rest = 1 - self.sigma
-        v = self.net(t[:, None] * u + (1 - rest * t)[:, None] * noise, self._condition(rows, t))
+        t, rest = runs.each(times)[:, None], 1 - self.sigma
+        v = self.net(t * u + (1 - rest * t) * noise, self._condition(rows, runs, times))
         return jnp.sum((v - (u - rest * noise)) ** 2, axis=-1).mean()
 
     def field(self, data: Float[Array, "1 h"]) -> Field:

@@ -16,6 +16,7 @@ from cpejax._coordinates import Values
 from cpejax._embed import TimeFeatures, on_rows, silu, split_columns
 from cpejax._flow import Solver
 from cpejax._ode import Field, log_density, transport
+from cpejax._times import Runs
 
 
 class JointNet(eqx.Module):
@@ -96,9 +97,9 @@ class JointFlow(VectorFlow):
 
     # Training
 
-    def _condition(self, rows: dict[str, Any], t: Float[Array, " n"]) -> Float[Array, "n h"]:
-        """What data and time add to the first joint layer, for a batch of simulations with a time each."""
-        return self.net.of_data(self.of_rows(rows)) + self.net.of_time(t)
+    def _condition(self, rows: dict[str, Any], runs: Runs, times: Float[Array, " runs"]) -> Float[Array, "n h"]:
+        """What data and time add to the first joint layer, for a batch of simulations."""
+        return self.net.of_data(self.of_rows(rows)) + runs.each(self.net.of_time(times))
 
     # Draws and densities
 

@@ -19,6 +19,7 @@ from cpejax._diffusion import Diffusion, Predict
 from cpejax._flow import Solver
 from cpejax._joint import JointFlow
 from cpejax._ode import Field
+from cpejax._times import Runs
 
 Sampler = Literal["ode", "sde"]
 
@@ -46,8 +47,9 @@ class PSEFlow(JointFlow):
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The squared error of the predicted noise."""
-        t, u, noise = self.diffusion.noisy(rows["u"], key=key)
-        return jnp.sum((self.net(u, self._condition(rows, t)) - noise) ** 2, axis=-1).mean()
+        runs = Runs(len(rows["u"]))
+        times, u, noise = self.diffusion.noisy(rows["u"], runs, key=key)
+        return jnp.sum((self.net(u, self._condition(rows, runs, times)) - noise) ** 2, axis=-1).mean()
 
     def _predict(self, data: Float[Array, "1 h"]) -> Predict:
         return lambda t, u: self.net(u, data + self.net.of_time(t[None]))

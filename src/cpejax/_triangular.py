@@ -31,10 +31,8 @@ from cpejax._graph import Graph
 from cpejax._invert import PosteriorProgram
 from cpejax._ode import rk45
 from cpejax._program import Program
+from cpejax._times import Runs
 from cpejax._vector import Kind
-
-TIMES = 20
-"""How many times a batch is trained at."""
 
 
 class TriangularFlow(VectorFlow):
@@ -84,13 +82,10 @@ class TriangularFlow(VectorFlow):
         """The rectified loss (paper, equation 13), one time and one base draw for each simulation.
 
         Base draws are other simulations' parameters, those a random way further on; in prior coordinates they are new.
-        Times are one from each of `TIMES` strata, for neighbours in the batch the same: their sines and cosines would
-        take longer than all else.
         """
         u, n = rows["u"], len(rows["u"])
-        size = -(-n // TIMES)  # of each stratum but the last, which may have fewer
-        strata = -(-n // size)
-        uniform = jax.random.uniform(key, (1 + strata,))  # all at once, because each call takes its time
+        runs = Runs(n)
+        uniform = jax.random.uniform(key, (1 + runs.number,))  # all at once, because each call takes its time
         if self.base.vector.kind == "prior":
             base = jax.random.normal(jax.random.fold_in(key, 0), u.shape)
         elif n > 1:
@@ -100,16 +95,11 @@ class TriangularFlow(VectorFlow):
                 "A batch of one simulation has no other to take a base draw from: give batch_size of at least 2, and "
                 "more simulations, or a larger share of them, for validation."
             )
-        times = (jnp.arange(strata) + uniform[1:]) / strata
-
-        def each(x: Array) -> Array:
-            """Of each simulation, from what is of each stratum."""
-            return jnp.broadcast_to(x[:, None], (strata, size, x.shape[1])).reshape(strata * size, -1)[:n]
-
-        t = each(times[:, None])
+        times = runs.times(uniform[1:])
+        t = runs.each(times)[:, None]
         condition = self.part.condition
         conditions = self._conditions(
-            condition.of_data(self.of_rows(rows)), [each(c) for c in condition.of_time(times)]
+            condition.of_data(self.of_rows(rows)), [runs.each(c) for c in condition.of_time(times)]
         )
         v = self.net(t * u + (1 - t) * base, conditions)
         return jnp.sum((u - base - v) ** 2, axis=-1).mean()
