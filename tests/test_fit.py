@@ -60,7 +60,7 @@ def trained(settings=SHORT, rows=None, key=KEY, start=0.0, **options):
 def held_out(key=KEY):
     """The rows that are not trained on, of 500, and the key of their noise."""
     key_split, _, key_parts = jax.random.split(key, 3)
-    order = np.random.default_rng(_train._key_words(key_split)).permutation(500)
+    order = np.random.default_rng(_train.key_words(key_split)).permutation(500)
     return order[:50], jax.random.split(jax.random.fold_in(key_parts, 0))[1]
 
 

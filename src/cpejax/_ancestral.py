@@ -37,6 +37,7 @@ from cpejax._embed import Embedding, Fixed, Fourier, Standardise, soft
 from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
+from cpejax._keys import key_words
 from cpejax._layout import Group, Layout, Reading, Run, Stage, Table, layout
 from cpejax._mixture import Mixture, linear, quantile
 from cpejax._program import Program
@@ -259,7 +260,7 @@ class AncestralFlow(Flow):
                 features[name] = math.prod(eqx.filter_eval_shape(self.embed[site.origin], one).shape)
         z = jax.eval_shape(self.coordinates.to_z, {name: x[0] for name, x in values.items()})
         self.plan = layout(posterior, {n: z[sites[n].origin].shape[-1] for n in posterior.order}, features)
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+        rng = np.random.default_rng(key_words(key))
         uniform = self.coordinates.uniform
         self.groups = [
             GroupNet(g, [sites[n].origin in uniform for n, _ in g.nodes], width, depth, hidden, components, rng)

@@ -19,8 +19,9 @@ from scipy.special import gammaln
 
 from cpejax._embed import Standardise
 from cpejax._graph import Graph
+from cpejax._keys import check_key, key_words
 from cpejax._program import Program
-from cpejax._simulate import check_count, check_key, simulate
+from cpejax._simulate import check_count, simulate
 
 MOST_NUMBERS = 50_000_000
 """How many drawn numbers there are at once; more observations go in chunks."""
@@ -193,7 +194,7 @@ def check(
         worst = int(np.argmin(typicality.p - 1e-6 * typicality.distance))
         one = {name: x[worst] for name, x in observed.items()}
         which = f"Observation {worst}, the least typical: " if many else ""
-    ranks, joint, tarp, drawn = _ranks(posterior, rows, one, draws, keys[1], np.random.default_rng(_seed(keys[1])))
+    ranks, joint, tarp, drawn = _ranks(posterior, rows, one, draws, keys[1], np.random.default_rng(key_words(keys[1])))
     by_name = dict(zip(parameter_names(graph), ranks.T, strict=True))
     calibration, findings = _calibration(by_name, joint, tarp, draws, level)
     if typicality is not None and one is not None:
@@ -212,10 +213,6 @@ def check(
         predictive,
         time.perf_counter() - began,
     )
-
-
-def _seed(key: PRNGKeyArray) -> list[int]:
-    return [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()]
 
 
 def parameter_names(graph: Graph) -> list[str]:

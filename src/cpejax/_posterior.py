@@ -27,9 +27,10 @@ from cpejax._coordinates import Coordinates, Values
 from cpejax._cores import cores, on_cores
 from cpejax._flow import Flow, Method, Solver, count_weights
 from cpejax._graph import Graph
+from cpejax._keys import check_key, key_words
 from cpejax._methods import CPE, METHODS
 from cpejax._program import Program
-from cpejax._simulate import Simulations, bind, check_count, check_key, finite, words
+from cpejax._simulate import Simulations, bind, check_count, finite, words
 from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
 from cpejax._train import History, Training, train
 
@@ -313,7 +314,7 @@ class Posterior:
             "sampling_time": seconds,
             "solver": solver,
             "steps": int(steps),
-            "key": [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()],
+            "key": key_words(key),
             "method": type(self.method).__name__,
             "n_simulations": self.n_simulations,
             "inference_library": "cpejax",

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cpejax._graph import Graph
+from cpejax._keys import check_key, key_words
 from cpejax._program import Program, Simulator, run, unwrap
 from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
@@ -47,16 +48,6 @@ def bind(program: Program, args: tuple, kwargs: Mapping[str, Any]) -> Program:
     if not callable(program):
         raise TypeError(f"program must be a function (a NumPyro model), found {type(program).__name__}.")
     return functools.partial(program, *args, **kwargs) if args or kwargs else program
-
-
-def check_key(key: Any) -> PRNGKeyArray:
-    """A JAX key, typed or not, as a typed one."""
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
-        return key
-    if isinstance(key, jax.Array | np.ndarray) and key.dtype == np.uint32 and key.shape == (2,):
-        return jax.random.wrap_key_data(jnp.asarray(key))
-    found = f"{type(key).__name__} of shape {key.shape}" if hasattr(key, "shape") else f"{key!r}"
-    raise TypeError(f"key must be one JAX key, as jax.random.key(0) makes it; found {found}.")
 
 
 def check_count(n: Any, what: str) -> None:
@@ -170,9 +161,10 @@ class _Parts:
     """Simulations on disk, as far as they have come."""
 
     def __init__(self, folder: Path, graph: Graph, n: int, chunk: int, key: PRNGKeyArray, given: Mapping[str, Array]):
-        words = [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()]
         fixed = digest(*(part for name, x in given.items() for part in (name.encode(), np.asarray(x).tobytes())))
-        self.run = json.dumps({"program": graph.fingerprint, "n": n, "chunk": chunk, "key": words, "values": fixed})
+        self.run = json.dumps(
+            {"program": graph.fingerprint, "n": n, "chunk": chunk, "key": key_words(key), "values": fixed}
+        )
         self.folder = folder
 
     def _path(self, start: int) -> Path:

@@ -33,7 +33,7 @@ class Runs:
 
     def times(self, uniform: Float[Array, "*batch runs"]) -> Float[Array, "*batch runs"]:
         """The times of the runs, from numbers in [0, 1]."""
-        return self.edges[:-1] + np.diff(self.edges) * uniform
+        return jnp.asarray(self.edges[:-1]) + jnp.asarray(np.diff(self.edges)) * uniform
 
     def each(self, x: Array, axis: int = 0) -> Array:
         """Along an axis, of each row from what is of each run."""

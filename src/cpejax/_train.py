@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._cores import compile_each, cores
 from cpejax._flow import Flow, trainable
+from cpejax._keys import key_words
 from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
 LARGE = 8192
@@ -194,33 +195,16 @@ def train(
     batches = (n - held_out) // batch
     epochs = settings.epochs(batches)
     key_split, key_epochs, key_parts = jax.random.split(key, 3)
-    order = np.random.default_rng(_key_words(key_split)).permutation(n)
+    order = np.random.default_rng(key_words(key_split)).permutation(n)
     shuffled = jax.tree.map(lambda x: np.asarray(x)[order], rows)
     optimiser = optax.chain(
         optax.stateless(_clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
-    parts, states = [], []
     most = cores() if batches * epochs >= LONG else 1
     if checkpoint is not None:
         checkpoint = Path(checkpoint) / "checkpoint.safetensors"
         most = _parts_of_checkpoint(checkpoint) or most  # on whatever machine the run began
-    divided = flow.divide(shuffled, most)
-    copies: dict[int, tuple[Array, Array]] = {}
-
-    def halves(x: np.ndarray) -> tuple[Array, Array]:
-        """Rows for training and for validation; those that several parts read are there once."""
-        if id(x) not in copies:
-            copies[id(x)] = jnp.asarray(x[held_out:]), jnp.asarray(x[:held_out])
-        return copies[id(x)]
-
-    for number, (part, own) in enumerate(divided):
-        tree, rest = trainable(part)
-        weights, packing = Packing.of(tree)
-        training_rows, validation_rows = (jax.tree.map(lambda x, i=i: halves(x)[i], own) for i in range(2))
-        keys = jax.random.split(jax.random.fold_in(key_parts, number))
-        parts.append(Part(rest, packing, training_rows, validation_rows, keys[0], keys[1]))
-        # Copies: the compiled epoch gives its arguments' memory to its results.
-        states.append(State(_copy(weights), _copy(weights), optimiser.init(weights), jnp.zeros((), jnp.int32)))
+    parts, states = _divide(flow, shuffled, held_out, most, optimiser, key_parts)
     best = [_copy(state.average) for state in states]
     history = History()
     epoch_number = 0
@@ -229,7 +213,7 @@ def train(
         run = {
             **asdict(settings),
             "n": n,
-            "key": _key_words(key),
+            "key": key_words(key),
             "program": fingerprint,
             "simulations": _digest(rows),
             "networks": _digest(flow),
@@ -239,30 +223,7 @@ def train(
         if found is not None:
             (states, best), history, epoch_number = found
 
-    @eqx.filter_jit(donate="all-except-first")
-    def run_epoch(fixed: tuple[Part, Array, Array, Array], state: State) -> tuple[State, Array, Array]:
-        part, epoch, order, rate = fixed
-
-        def loss(weights: Weights, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
-            return part.flow(weights).loss(rows, key)
-
-        def step(carry: State, x: tuple[Array, PRNGKeyArray]) -> tuple[State, Array]:
-            weights, average, optimiser_state, count = carry
-            which, key = x
-            value, slope = jax.value_and_grad(loss)(weights, jax.tree.map(lambda r: r[which], part.training_rows), key)
-            change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
-            weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
-            keep = count / (count + 10.0) if settings.average else 0.0
-            average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
-            return State(weights, average, optimiser_state, count + 1), value
-
-        # A counter-based generator that is fast on a CPU inside the loop; the epoch's key seeds it.
-        keys = jax.random.split(_fast_key(jax.random.fold_in(part.key, epoch)), batches)
-        losses: Array
-        state, losses = jax.lax.scan(step, state, (order, keys))
-        value = _validation_loss(part.flow(state.average), part.validation_rows, part.key_validation, batch)
-        return state, losses.mean(), value
-
+    run_epoch = _epoch(optimiser, settings.average, batch, batches)
     began = time.monotonic() - history.seconds
     saved = time.monotonic()
     compiled: list[Callable] | None = None
@@ -270,7 +231,7 @@ def train(
         while epoch_number < epochs and not history.stopped:
             rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), jnp.float32)
             # NumPy shuffles in a tenth of the time that sorting random numbers would take the compiled program.
-            shuffle = np.random.default_rng([*_key_words(key_epochs), epoch_number]).permutation(n - held_out)
+            shuffle = np.random.default_rng([*key_words(key_epochs), epoch_number]).permutation(n - held_out)
             batched = jnp.asarray(shuffle[: batches * batch].reshape(batches, batch), jnp.int32)
             fixed = [(part, jnp.asarray(epoch_number), batched, rate) for part in parts]
             if compiled is None:
@@ -308,6 +269,65 @@ def train(
             if interrupt.came and not history.stopped:  # not in the checkpoint: there, the run can go on
                 history.stopped = f"interrupted after {epoch_number} epochs"
     return flow.joined([part.flow(weights) for part, weights in zip(parts, best, strict=True)]), history
+
+
+def _divide(
+    flow: Flow, rows: Any, held_out: int, most: int, optimiser: optax.GradientTransformation, key: PRNGKeyArray
+) -> tuple[list[Part], list[State]]:
+    """The parts that are trained beside one another, at most so many, and where each starts.
+
+    Of the rows, as NumPy arrays, the first `held_out` are for validation.
+    """
+    copies: dict[int, tuple[Array, Array]] = {}
+
+    def halves(x: np.ndarray) -> tuple[Array, Array]:
+        """Rows for training and for validation; those that several parts read are there once."""
+        if id(x) not in copies:
+            copies[id(x)] = jnp.asarray(x[held_out:]), jnp.asarray(x[:held_out])
+        return copies[id(x)]
+
+    parts, states = [], []
+    for number, (part, own) in enumerate(flow.divide(rows, most)):
+        tree, rest = trainable(part)
+        weights, packing = Packing.of(tree)
+        training_rows, validation_rows = (jax.tree.map(lambda x, i=i: halves(x)[i], own) for i in range(2))
+        keys = jax.random.split(jax.random.fold_in(key, number))
+        parts.append(Part(rest, packing, training_rows, validation_rows, keys[0], keys[1]))
+        # Copies: the compiled epoch gives its arguments' memory to its results.
+        states.append(State(_copy(weights), _copy(weights), optimiser.init(weights), jnp.zeros((), jnp.int32)))
+    return parts, states
+
+
+def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: int, batches: int) -> Any:
+    """The program of an epoch: from a part, the epoch's number, the order of its rows `(batches, batch)` and its
+    learning rate; and from the part's state, to the next state, the mean loss and the validation loss.
+    """
+
+    @eqx.filter_jit(donate="all-except-first")
+    def run_epoch(fixed: tuple[Part, Array, Array, Array], state: State) -> tuple[State, Array, Array]:
+        part, epoch, order, rate = fixed
+
+        def loss(weights: Weights, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
+            return part.flow(weights).loss(rows, key)
+
+        def step(carry: State, x: tuple[Array, PRNGKeyArray]) -> tuple[State, Array]:
+            weights, average, optimiser_state, count = carry
+            which, key = x
+            value, slope = jax.value_and_grad(loss)(weights, jax.tree.map(lambda r: r[which], part.training_rows), key)
+            change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
+            weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
+            keep = count / (count + 10.0) if keep_average else 0.0
+            average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
+            return State(weights, average, optimiser_state, count + 1), value
+
+        # A counter-based generator that is fast on a CPU inside the loop; the epoch's key seeds it.
+        keys = jax.random.split(_fast_key(jax.random.fold_in(part.key, epoch)), batches)
+        losses: Array
+        state, losses = jax.lax.scan(step, state, (order, keys))
+        value = _validation_loss(part.flow(state.average), part.validation_rows, part.key_validation, batch)
+        return state, losses.mean(), value
+
+    return run_epoch
 
 
 class _Interrupt:
@@ -364,10 +384,6 @@ def _digest(tree: Any) -> str:
     """A hash of all arrays in a tree."""
     leaves = [np.asarray(x) for x in jax.tree.leaves(tree) if eqx.is_array(x)]
     return digest(*(part for x in leaves for part in (f"{x.dtype} {x.shape}".encode(), x.tobytes())))
-
-
-def _key_words(key: PRNGKeyArray) -> list[int]:
-    return [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()]
 
 
 def _save_checkpoint(path: Path, state: Any, history: History, epoch: int, run: dict[str, Any]) -> None:
