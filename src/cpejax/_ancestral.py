@@ -14,7 +14,7 @@ Departures from the paper, each measured or explained in `docs/ancestral.md`:
 * The loss has the weight `√tan a`, between the rectified loss (weight 1) and the likelihood's (weight `tan a`), and its
   value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density,
   whatever the mixture is, and losses of different epochs can be compared.
-* Each node has its own network of time, and all networks an activation that is not SiLU (`soft`).
+* Each node has its own network of time, and all networks an activation that is not SiLU (`softsign_linear`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cpejax._coordinates import Constrain, Coordinates, Shapes, Values, plates_first
-from cpejax._embed import Embedding, Fixed, Fourier, Standardise, soft
+from cpejax._embed import Embedding, Fixed, Fourier, Standardise, softsign_linear
 from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
@@ -104,9 +104,9 @@ class StageNet(eqx.Module):
 
     def __call__(self, h: Float[Array, "k *rows width"]) -> Float[Array, "k *rows width"]:
         """From the sum of what is read."""
-        h = soft(h + _lift(self.bias, h.ndim))
+        h = softsign_linear(h + _lift(self.bias, h.ndim))
         for w, b in zip(self.blocks, self.biases, strict=True):
-            h = h + soft(_dense(h, w) + _lift(b, h.ndim))
+            h = h + softsign_linear(_dense(h, w) + _lift(b, h.ndim))
         return h
 
 
@@ -149,16 +149,16 @@ class FieldNet(eqx.Module):
         """What time adds to the first layer."""
         angles = 2 * jnp.pi * t[:, None] * self.frequencies.values[:, None, :]
         features = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-        return _dense(soft(_dense(features, self.time_hidden) + _lift(self.time_bias, 3)), self.from_time)
+        return _dense(softsign_linear(_dense(features, self.time_hidden) + _lift(self.time_bias, 3)), self.from_time)
 
     def __call__(self, time: Array, y: Float[Array, "k *rows"], context: Array) -> Float[Array, "k *rows"]:
         """`time` and `context`: what they add to the first layer, `(k, *rows, h)` or broadcast to it."""
         ndim = y.ndim + 1
         # As a product, though of single numbers: its slope is then one too, and not a slow sum.
         first = jnp.einsum("kr,kh->krh", y.reshape(len(y), -1), self.w1).reshape(*y.shape, -1)
-        h = soft(first + context + time)
-        h = soft(_dense(h, self.w2) + _lift(self.b2, ndim))
-        h = soft(_dense(h, self.w3) + _lift(self.b3, ndim))
+        h = softsign_linear(first + context + time)
+        h = softsign_linear(_dense(h, self.w2) + _lift(self.b2, ndim))
+        h = softsign_linear(_dense(h, self.w3) + _lift(self.b3, ndim))
         out = _dense(h, self.w4[:, None])[..., 0] + _lift(self.b4, y.ndim)
         gamma = _lift(jax.nn.sigmoid(self.gamma - 6.0), y.ndim)
         return gamma * y + (1 - gamma) * out

@@ -167,18 +167,18 @@ def _conditions(part: Part, x: Float[Array, "n f"]) -> Conditions:
 
 
 def bisect(f: Scalar, u: Array, guess: Array, low: Array, high: Array) -> Array:  # noqa: ARG001
-    """The solution between `low` and `high`."""
+    """The solution between `low` and `high`, as near as float32 can say: maps that follow may be steep."""
     # The last point whose value is known comes back as `aux`: the solver's own answer is the middle of what is left,
     # which on a steep function is a worse one.
     bisection: Any = optx.Bisection  # as the type checker does not know its arguments
     error: Any = lambda z, _: (f(z) - u, z)  # noqa: E731
     solution: Any = optx.root_find(
         error,
-        bisection(rtol=0.0, atol=TOLERANCE / 2, flip=False),
+        bisection(rtol=0.0, atol=TOLERANCE / 100, flip=False),
         0.5 * (low + high),
         options={"lower": low, "upper": high},
         has_aux=True,
-        max_steps=48,
+        max_steps=32,
         throw=False,  # what is not solved in float32 is counted
     )
     return solution.aux

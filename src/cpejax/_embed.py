@@ -18,8 +18,11 @@ def silu(x: Array) -> Array:
     return half + half * jnp.tanh(half)
 
 
-def soft(x: Array) -> Array:
-    """`x (½ + ½ x / (1 + |x|))`: like `silu` near zero, but slower to close, and a CPU takes half of its time."""
+def softsign_linear(x: Array) -> Array:
+    """`x (1 + softsign(x)) / 2`, as `silu` is with the tanh of half of x.
+
+    Alike near zero, but slower to close, and a CPU takes half of its time.
+    """
     half = 0.5 * x
     return half + half * x / (1.0 + jnp.abs(x))
 
