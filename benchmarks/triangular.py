@@ -236,10 +236,6 @@ TWO_MOONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "discrete, 1 map": (discrete(condition="every"), {"learning_rate": 2e-3}),
     "discrete, 2 maps": (discrete(blocks=2, condition="every"), {"learning_rate": 2e-3}),
     "discrete, 3 maps": (discrete(blocks=3, condition="every", coordinates="unconstrained"), {"learning_rate": 4e-3}),
-    "discrete, 3 maps, blocks of 96": (
-        discrete(blocks=3, condition="every", coordinates="unconstrained", hidden=96),
-        {"learning_rate": 4e-3},
-    ),
     "ancestral": (cpe.CPE(), {}),
 }
 
