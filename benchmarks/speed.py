@@ -141,7 +141,8 @@ def simulate(size: Size) -> tuple[Any, Any]:
     return simulations, new["x"]
 
 
-def measure_cpejax(simulations: Any, observations: Any, size: Size) -> dict[str, Any]:
+def time_epochs(simulations: Any, size: Size, gemm: Gemm, **options: Any) -> tuple[Any, list[float]]:
+    """A posterior, and the seconds of each epoch of its training."""
     import jax
 
     import cpejax as cpe
@@ -149,12 +150,11 @@ def measure_cpejax(simulations: Any, observations: Any, size: Size) -> dict[str,
     from cpejax.tasks import two_moons
 
     began, epochs = time.perf_counter(), []
-    beside_training, beside_draws, beside_densities = Gemm(), Gemm(), Gemm()
 
     def mark(*_: Any) -> None:
         nonlocal began
         epochs.append(time.perf_counter() - began)
-        beside_training.measure()
+        gemm.measure()
         began = time.perf_counter()
 
     # `fit` says at the end of each epoch how far it is; here a clock listens instead of a progress bar.
@@ -167,8 +167,23 @@ def measure_cpejax(simulations: Any, observations: Any, size: Size) -> dict[str,
             max_epochs=size.epochs,
             patience=size.epochs,
             progress=False,
+            **options,
         )
-    first_epoch, *epochs = epochs
+    return posterior, epochs
+
+
+def other_methods() -> dict[str, Any]:
+    """Those whose epochs are compared too, with the network of the peer or of the paper."""
+    import cpejax as cpe
+
+    return {"CPE(flow='triangular')": cpe.CPE(flow="triangular"), "FMPE()": cpe.FMPE()}
+
+
+def measure_cpejax(simulations: Any, observations: Any, size: Size) -> dict[str, Any]:
+    import jax
+
+    beside_training, beside_draws, beside_densities = Gemm(), Gemm(), Gemm()
+    posterior, (first_epoch, *epochs) = time_epochs(simulations, size, beside_training)
     epochs = epochs[WARM_UP:]
 
     draws, sample_seconds, compiled_seconds, log_prob_seconds = [], [], [], []
@@ -197,6 +212,10 @@ def measure_cpejax(simulations: Any, observations: Any, size: Size) -> dict[str,
         "first_fit_seconds": first_epoch - epoch,
         "first_sample_seconds": sample_seconds[0] - sample,
         "first_log_prob_seconds": log_prob_seconds[0] - log_prob,
+        "epoch_seconds_of_other_methods": {
+            name: statistics.median(time_epochs(simulations, size, Gemm(), method=method)[1][1 + WARM_UP :])
+            for name, method in other_methods().items()
+        },
         "flops": counted,
         "gemm_flops_per_second": {
             "training": beside_training.rate(),
@@ -346,6 +365,8 @@ def report(result: dict[str, Any], console: Any) -> None:
     compare(
         "  against sbi's without validation", ours["epoch_seconds"], peer and peer["epoch_seconds_training_alone"], None
     )
+    for name, goal in zip(ours["epoch_seconds_of_other_methods"], (8, 4), strict=True):
+        compare(f"one epoch of cpe.{name}", ours["epoch_seconds_of_other_methods"][name], whole, goal)
     compare(f"{draws} draws, new observation", ours["sample_seconds"], peer and peer["sample_seconds"], 40)
     compare(f"{draws} log_prob", ours["log_prob_seconds"], peer and peer["log_prob_seconds"], 30)
     table.add_section()
