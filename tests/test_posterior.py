@@ -56,6 +56,16 @@ def tree(posterior, given):
 # ---- what comes out
 
 
+def test_parameters_come_in_the_programs_order():
+    def program():
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        a = numpyro.sample("a", dist.Normal(b, 1.0))
+        numpyro.sample("y", dist.Normal(a, 1.0))
+
+    posterior = fitted(program, ["y"], max_epochs=1)
+    assert list(posterior.sample(3, given={"y": 0.5}, key=KEY)["posterior"].data_vars) == ["b", "a"]
+
+
 def test_names_shapes_and_coordinates_are_the_programs(tree):
     assert set(tree.children) == {"posterior", "observed_data"}
     draws = tree["posterior"].dataset

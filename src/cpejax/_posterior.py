@@ -503,7 +503,8 @@ class Posterior:
             dims[name] = [lead, *axes] if many else axes
         observed = {name: np.asarray(x if many else x[0]) for name, x in data.items()}
         # (observation, draw, ...) to (chain, draw, observation, ...)
-        posterior = {name: (np.moveaxis(x, 0, 1) if many else x[0])[None] for name, x in values.items()}
+        drawn = {name: values[name] for name in self.graph.sites if name in values}  # in the program's order
+        posterior = {name: (np.moveaxis(x, 0, 1) if many else x[0])[None] for name, x in drawn.items()}
         tree = from_dict({"posterior": posterior, "observed_data": observed}, dims=dims, coords=coords)
         tree["posterior"].attrs.update(attributes)
         return tree
