@@ -64,12 +64,20 @@ class DataVector(eqx.Module):
         return jax.vmap(lambda x: plates_first(x, site.dims, tuple(self.graph.plates)))(x)
 
     def __call__(self, data: Values) -> Float[Array, "n f"]:
+        return self.join(self.scale(data))
+
+    def scale(self, data: Values) -> Values:
+        """The standardised numbers of each site, `(n, *plates, size)`."""
+        return {name: self.standard[name].one_each(self._rows(name, data[name])) for name in self.graph.data}
+
+    def join(self, scaled: Values) -> Float[Array, "n f"]:
+        """The vector of standardised numbers."""
         out = []
         for name in self.graph.data:
-            event = self.graph.sites[name].event_shape
-            rows = self.standard[name].one_each(self._rows(name, data[name]))
+            rows = scaled[name]
             if name in self.embed:
-                rows = jax.vmap(self.embed[name])(rows.reshape(-1, *event)).reshape(*rows.shape[:-1], -1)
+                members = rows.reshape(-1, *self.graph.sites[name].event_shape)
+                rows = jax.vmap(self.embed[name])(members).reshape(*rows.shape[:-1], -1)
             out.append(rows.reshape(len(rows), math.prod(rows.shape[1:])))
         return jnp.concatenate(out, axis=-1)
 
@@ -114,13 +122,13 @@ class VectorFlow(Flow):
         return {"heavy": self.data.description()}
 
     def prepare(self, values: Values) -> dict[str, Any]:
-        """`u`, the vectors; `x`, the data's vectors, or the data themselves where embeddings of them are trained."""
-        data = {name: values[name] for name in self.data.graph.data}
-        return {"u": self.base.to_vectors(values), "x": data if self.data.embed else self.data(data)}
+        """`u`, the vectors; `x`, the data's vectors, or, where embeddings of them are trained, what these read."""
+        scaled = self.data.scale(values)
+        return {"u": self.base.to_vectors(values), "x": scaled if self.data.embed else self.data.join(scaled)}
 
     def of_rows(self, rows: dict[str, Any]) -> Float[Array, "n f"]:
         """The data's vectors of `prepare`d rows."""
-        return self.data(rows["x"]) if self.data.embed else rows["x"]
+        return self.data.join(rows["x"]) if self.data.embed else rows["x"]
 
     def of_observation(self, data: Values) -> Float[Array, "1 f"]:
         """The data's vector of one observation."""
