@@ -146,6 +146,7 @@ def test_a_group_does_not_read_another_groups_data(grouped):
     assert np.all(slope[~np.eye(4, dtype=bool)] == 0)
 
 
+@pytest.mark.slow
 def test_an_unrolled_plate_has_the_exact_posterior():
     posterior = fitted(crossed)
     assert posterior.flow.plan.graph.unrolled
