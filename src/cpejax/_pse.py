@@ -1,8 +1,9 @@
 """Posterior score estimation (Sharrock et al. 2024; paper, appendix C), with the network of FMPE.
 
 The score of the noisy posterior is learned by denoising score matching. Departures: the network predicts the noise,
-from which the score is computed, and reads time as the diffusion's angle; parameters and data are standardised as in
-FMPE. As in the original the base is N(0, I), where the diffusion ends but for .08 of the (standardised) draw itself.
+from which the score is computed, and reads time as the diffusion's angle; parameters and data are standardised, and
+times shared in a batch, as in FMPE. As in the original the base is N(0, I), where the diffusion ends but for .08 of the
+(standardised) draw itself.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ parameters that the posterior program names, at the same noisy time, through blo
 in the posterior program's order, so the divergence is a sum of diagonal entries, and exact.
 
 It is biased wherever parameters are correlated, whatever the mask: see `docs/triangular.md`. `CPE(flow="ancestral")` is
-not. Departures from the paper: parameters and data are standardised, by linear maps; base draws in training are
-other simulations' parameters, which are draws from the prior (in prior coordinates they are drawn anew).
+not. Departures from the paper: parameters and data are standardised, by linear maps; a batch has few times, each from
+its own part of [0, 1] (`Runs`); base draws in training are other simulations' parameters, which are draws from the
+prior (in prior coordinates they are drawn anew).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class TriangularFlow(VectorFlow):
     # Training
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
-        """The rectified loss (paper, equation 13), one time and one base draw for each simulation.
+        """The rectified loss (paper, equation 13), one base draw for each simulation.
 
         Base draws are other simulations' parameters, those a random way further on; in prior coordinates they are new.
         """
