@@ -13,16 +13,14 @@ are those of an otherwise idle machine, or no good.
 * `correlated/<method>`: the errors of the posterior correlations of three parameters, two of which are seen as a sum
   each time, and of the standard deviations.
 * `peer/<task>`: FMPE and sbi's FMPE with the same network, simulations, batches and epochs: C2ST of both over the same
-  observations, an epoch's and the draws' seconds. Both draw by Dormand-Prince 5(4), each with its own tolerances.
+  observations, an epoch's and the draws' seconds. Epochs take turns, one of ours and one of theirs. Both draw by
+  Dormand-Prince 5(4), each with its own tolerances.
 """
 
 import argparse
-import itertools
 import json
 import os
 import statistics
-import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -33,11 +31,11 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from peer import PYTHON, ROOT, Peer
 
 import cpejax as cpe
 from cpejax import _posterior
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "baselines.json"
 METHODS = {
     "FMPE": cpe.FMPE(),
@@ -156,8 +154,9 @@ def peer(name):
         seeds = range(size.observations)
         observations = [task.observation(seed) for seed in seeds]
         bound = {"two_moons": 1.0, "slcp": 3.0}[name]  # theta is uniform from -bound to bound
-        ours, our_draws = measure_ours(task, simulations, observations, size)
-        theirs, their_draws = measure_peer(simulations, observations, bound, size, python)
+        with start_peer(simulations, observations, bound, size, python) as other:
+            ours, our_draws = measure_ours(task, simulations, observations, size, other)
+            theirs, their_draws = other.finish()
         out = {
             "load_average": os.getloadavg()[0],
             "cpejax": ours | scores(our_draws, task, ["theta"], size),
@@ -172,12 +171,16 @@ def peer(name):
     return run
 
 
-def measure_ours(task, simulations, observations, size):
-    marks = [time.perf_counter()]
+def measure_ours(task, simulations, observations, size, other):
+    began, epochs = time.perf_counter(), []
 
     # `fit` says at the end of each epoch how far it is; here a clock listens instead of a progress bar.
     def mark(*_):
-        marks.append(time.perf_counter())
+        nonlocal began
+        epochs.append(time.perf_counter() - began)
+        if len(epochs) < size.epochs:  # the peer does its last one by itself
+            other.turn()
+        began = time.perf_counter()
 
     with mock.patch.object(_posterior._Bar, "update", mark):
         posterior = cpe.fit(
@@ -190,7 +193,6 @@ def measure_ours(task, simulations, observations, size):
             patience=size.epochs,
             progress=False,
         )
-    epochs = [after - before for before, after in itertools.pairwise(marks)][1:]
     drawn(posterior, observations[0], 1000, size)  # compiles
     draws, seconds, rates = [], [], []
     for seed, given in enumerate(observations):
@@ -202,38 +204,27 @@ def measure_ours(task, simulations, observations, size):
     about = {
         "weights": posterior.weights,
         "epochs": len(posterior.history.train),
-        "epoch_seconds": statistics.median(epochs),
+        "epoch_seconds": statistics.median(epochs[1:]),
         "sample_seconds": statistics.median(seconds),
         "acceptance_rates": rates,
     }
     return about, draws
 
 
-def measure_peer(simulations, observations, bound, size, python):
-    """sbi's figures and its draws; it reads flat data."""
+def start_peer(simulations, observations, bound, size, python):
+    """sbi, which reads flat data."""
     theta, x = (np.asarray(simulations[name]).reshape(len(simulations[name]), -1) for name in ("theta", "x"))
     flat = np.stack([np.asarray(given["x"]).ravel() for given in observations])
-    with tempfile.TemporaryDirectory() as folder:
-        np.savez(
-            Path(folder) / "simulations.npz",
-            theta=theta,
-            x=x,
-            observations=np.concatenate([flat[:1], flat]),  # the first is for warming up
-            low=np.full(theta.shape[1], -bound, np.float32),
-            high=np.full(theta.shape[1], bound, np.float32),
-        )
-        script = ROOT / "benchmarks" / "peers" / "sbi_fmpe.py"
-        options = {
-            "--batch": 100,
-            "--epochs": size.epochs,
-            "--warm-up": 1,
-            "--draws": size.draws,
-            "--save": "draws.npy",
-        }
-        words = [str(word) for pair in options.items() for word in pair]
-        command = [python, str(script), "simulations.npz", *words, "--no-density"]
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
-        return json.loads(done.stdout), list(np.load(Path(folder) / "draws.npy"))
+    arrays = {
+        "theta": theta,
+        "x": x,
+        "observations": np.concatenate([flat[:1], flat]),  # the first is for warming up
+        "low": np.full(theta.shape[1], -bound, np.float32),
+        "high": np.full(theta.shape[1], bound, np.float32),
+    }
+    return Peer(
+        arrays, python, batch=100, epochs=size.epochs, warm_up=1, draws=size.draws, density=False, save="draws.npy"
+    )
 
 
 ALL = {
@@ -248,7 +239,7 @@ def main():
     parser.add_argument("runs", nargs="*", help=f"of {', '.join(ALL)}; by default all without a peer")
     parser.add_argument("--again", action="store_true", help="compute also what is there already")
     parser.add_argument("--quick", action="store_true", help="small numbers of everything; nothing is written")
-    parser.add_argument("--peer", default=str(ROOT / ".venv-peers" / "bin" / "python"), help="the peer's interpreter")
+    parser.add_argument("--peer", default=str(PYTHON), help="the peer's interpreter")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the figures go (default: %(default)s)")
     args = parser.parse_args()
     runs = args.runs or [name for name in ALL if not name.startswith("peer/")]

@@ -8,7 +8,8 @@ Everything is measured in one run, one thing after the other, so the machine sho
 `.venv-peers` (`make peers`), on the same simulations and observations, with the network that the paper gives FMPE.
 
 * An epoch is what a user waits for: 9,000 rows in batches of 100 and the validation loss of 1,000. The median of many,
-  without the first ones and without compilation.
+  without the first ones and without compilation. After every third one the peer has an epoch, and an epoch's ratio is
+  to the median of those that took turns with it.
 * Draws and densities are of observations that were not seen before, by the public functions with their defaults, after
   one call that compiles. The median over the observations.
 * The arithmetic rate counts matrix products only, 2mnk floating-point operations each: those that automatic
@@ -22,6 +23,7 @@ Everything is measured in one run, one thing after the other, so the machine sho
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -29,7 +31,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,11 +39,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parent.parent
-PEER = ROOT / ".venv-peers" / "bin" / "python"
+from peer import PYTHON, ROOT, Peer
+
 RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
 BATCH = 100
 WARM_UP = 3
+TURN = 3
+"""After so many epochs of ours the peer has one."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Size:
     max_epochs: int | None = None
 
 
-QUICK = Size(2_000, 1_000, epochs=6, observations=2, peer_epochs=5, peer_observations=1, max_epochs=5)
+QUICK = Size(2_000, 1_000, epochs=7, observations=2, peer_epochs=10, peer_observations=1, max_epochs=5)
 
 
 # Counting
@@ -141,20 +144,24 @@ def simulate(size: Size) -> tuple[Any, Any]:
     return simulations, new["x"]
 
 
-def time_epochs(simulations: Any, size: Size, gemm: Gemm, **options: Any) -> tuple[Any, list[float]]:
-    """A posterior, and the seconds of each epoch of its training."""
+def time_epochs(
+    simulations: Any, size: Size, gemm: Gemm, peer: Peer | None, **options: Any
+) -> tuple[Any, list[float], list[float]]:
+    """A posterior; the seconds of each epoch of its training; and of those that the peer had between them."""
     import jax
 
     import cpejax as cpe
     from cpejax import _posterior
     from cpejax.tasks import two_moons
 
-    began, epochs = time.perf_counter(), []
+    began, epochs, between = time.perf_counter(), [], []
 
     def mark(*_: Any) -> None:
         nonlocal began
         epochs.append(time.perf_counter() - began)
         gemm.measure()
+        if peer is not None and len(epochs) % TURN == 0:
+            between.append(peer.turn())
         began = time.perf_counter()
 
     # `fit` says at the end of each epoch how far it is; here a clock listens instead of a progress bar.
@@ -169,7 +176,16 @@ def time_epochs(simulations: Any, size: Size, gemm: Gemm, **options: Any) -> tup
             progress=False,
             **options,
         )
-    return posterior, epochs
+    return posterior, epochs, between
+
+
+def compare_epochs(ours: list[float], peer: list[float]) -> dict[str, Any]:
+    """The medians of both, and their ratio."""
+    median = statistics.median(ours[1 + WARM_UP :])
+    found = {"timed": len(ours) - 1 - WARM_UP, "seconds": median, "first_seconds": ours[0]}
+    if peer:
+        found |= {"peer_seconds": statistics.median(peer), "ratio": statistics.median(peer) / median}
+    return found
 
 
 def other_methods() -> dict[str, Any]:
@@ -179,12 +195,14 @@ def other_methods() -> dict[str, Any]:
     return {"CPE(flow='triangular')": cpe.CPE(flow="triangular"), "FMPE()": cpe.FMPE()}
 
 
-def measure_cpejax(simulations: Any, observations: Any, size: Size) -> dict[str, Any]:
+def measure_cpejax(simulations: Any, observations: Any, size: Size, peer: Peer | None) -> dict[str, Any]:
     import jax
 
     beside_training, beside_draws, beside_densities = Gemm(), Gemm(), Gemm()
-    posterior, (first_epoch, *epochs) = time_epochs(simulations, size, beside_training)
-    epochs = epochs[WARM_UP:]
+    posterior, seconds, between = time_epochs(simulations, size, beside_training, peer)
+    epochs = {"CPE()": compare_epochs(seconds, between)}
+    for name, method in other_methods().items():
+        epochs[name] = compare_epochs(*time_epochs(simulations, size, Gemm(), peer, method=method)[1:])
 
     draws, sample_seconds, compiled_seconds, log_prob_seconds = [], [], [], []
     for number, x in enumerate(observations):
@@ -199,23 +217,18 @@ def measure_cpejax(simulations: Any, observations: Any, size: Size) -> dict[str,
         posterior.log_prob(draw, given={"x": x})
         log_prob_seconds.append(time.perf_counter() - began)
 
-    epoch, sample, log_prob = (statistics.median(t) for t in (epochs, sample_seconds[1:], log_prob_seconds[1:]))
+    sample, log_prob = statistics.median(sample_seconds[1:]), statistics.median(log_prob_seconds[1:])
     counted = flops(posterior, simulations, observations, size)
     return {
         "weights": posterior.weights,
-        "epochs_timed": len(epochs),
-        "epoch_seconds": epoch,
+        "epochs": epochs,
         "sample_seconds": sample,
         "sample_seconds_compiled_call": statistics.median(compiled_seconds[1:]),
         "log_prob_seconds": log_prob,
         # What the first call takes longer than the others. For `fit`: all that it does but the epochs.
-        "first_fit_seconds": first_epoch - epoch,
+        "first_fit_seconds": epochs["CPE()"]["first_seconds"] - epochs["CPE()"]["seconds"],
         "first_sample_seconds": sample_seconds[0] - sample,
         "first_log_prob_seconds": log_prob_seconds[0] - log_prob,
-        "epoch_seconds_of_other_methods": {
-            name: statistics.median(time_epochs(simulations, size, Gemm(), method=method)[1][1 + WARM_UP :])
-            for name, method in other_methods().items()
-        },
         "flops": counted,
         "gemm_flops_per_second": {
             "training": beside_training.rate(),
@@ -223,7 +236,7 @@ def measure_cpejax(simulations: Any, observations: Any, size: Size) -> dict[str,
             "density": beside_densities.rate(),
         },
         "share_of_gemm": {
-            "training": beside_training.share(counted["epoch"], epochs),
+            "training": beside_training.share(counted["epoch"], seconds[1 + WARM_UP :]),
             "sampling": beside_draws.share(counted["sample"], compiled_seconds[1:]),
             "density": beside_densities.share(counted["log_prob"], log_prob_seconds[1:]),
         },
@@ -322,24 +335,20 @@ def run_end_to_end(quick: bool) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began, **json.loads(done.stdout)}
 
 
-def measure_peer(simulations: Any, observations: Any, size: Size) -> dict[str, Any]:
+def start_peer(simulations: Any, observations: Any, size: Size) -> Peer:
     import numpy as np
 
-    with tempfile.TemporaryDirectory() as folder:
-        np.savez(
-            Path(folder) / "simulations.npz",
-            theta=simulations["theta"],
-            x=simulations["x"],
-            observations=observations[: 1 + size.peer_observations],
-            low=np.full(2, -1, np.float32),
-            high=np.full(2, 1, np.float32),
-        )
-        script = ROOT / "benchmarks" / "peers" / "sbi_fmpe.py"
-        options = {"--batch": BATCH, "--epochs": size.peer_epochs, "--warm-up": WARM_UP, "--draws": size.draws}
-        words = [str(word) for pair in options.items() for word in pair]
-        command = [str(PEER), str(script), "simulations.npz", *words]
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+    arrays = {
+        "theta": simulations["theta"],
+        "x": simulations["x"],
+        "observations": observations[: 1 + size.peer_observations],
+        "low": np.full(2, -1, np.float32),
+        "high": np.full(2, 1, np.float32),
+    }
+    peer = Peer(arrays, batch=BATCH, epochs=size.peer_epochs, warm_up=WARM_UP, draws=size.draws)
+    for _ in range(WARM_UP):
+        peer.turn()
+    return peer
 
 
 # Reporting
@@ -353,20 +362,13 @@ def report(result: dict[str, Any], console: Any) -> None:
     for name in ("", "cpejax", "sbi", "ratio", "goal"):
         table.add_column(name, justify="left" if not name else "right")
 
-    def compare(label: str, ours: float, theirs: float | None, goal: float | None) -> None:
-        cells = ["", "", ""]
-        if theirs is not None:
-            cells = [f"{theirs:.3f} s", f"{theirs / ours:.1f}", "" if goal is None else f"{goal:g}"]
+    def compare(label: str, ours: float, theirs: float | None, goal: float) -> None:
+        cells = [f"{theirs:.3f} s", f"{theirs / ours:.1f}", f"{goal:g}"] if theirs else ["", "", ""]
         table.add_row(label, f"{ours:.4f} s", *cells)
 
     draws = f"{result['draws']:,}"
-    whole = peer and peer["epoch_seconds"]
-    compare("one epoch, validation with it", ours["epoch_seconds"], whole, 6)
-    compare(
-        "  against sbi's without validation", ours["epoch_seconds"], peer and peer["epoch_seconds_training_alone"], None
-    )
-    for name, goal in zip(ours["epoch_seconds_of_other_methods"], (8, 4), strict=True):
-        compare(f"one epoch of cpe.{name}", ours["epoch_seconds_of_other_methods"][name], whole, goal)
+    for (name, found), goal in zip(ours["epochs"].items(), (6, 8, 4), strict=True):
+        compare(f"one epoch of cpe.{name}", found["seconds"], found.get("peer_seconds"), goal)
     compare(f"{draws} draws, new observation", ours["sample_seconds"], peer and peer["sample_seconds"], 40)
     compare(f"{draws} log_prob", ours["log_prob_seconds"], peer and peer["log_prob_seconds"], 30)
     table.add_section()
@@ -402,7 +404,7 @@ def main() -> None:
     if args.end_to_end:
         json.dump(end_to_end(size), sys.stdout)
         return
-    if not args.skip_peer and not PEER.exists():
+    if not args.skip_peer and not PYTHON.exists():
         parser.error("There is no .venv-peers: `make peers` builds it, or leave the peer out with --skip-peer.")
 
     from rich.console import Console
@@ -418,7 +420,12 @@ def main() -> None:
         )
     console.print("simulating, then timing cpejax ...")
     simulations, observations = simulate(size)
-    ours = measure_cpejax(simulations, observations, size)
+    with contextlib.ExitStack() as stack:
+        peer = None if args.skip_peer else stack.enter_context(start_peer(simulations, observations, size))
+        ours = measure_cpejax(simulations, observations, size, peer)
+        if peer is not None:
+            console.print("timing draws and densities of sbi ...")
+        theirs = peer and peer.finish()[0]
     console.print("timing the whole job in a fresh process ...")
     whole = run_end_to_end(args.quick)
     result = {
@@ -438,11 +445,9 @@ def main() -> None:
         "end_to_end": whole,
         "chains": {length: chain(length) for length in ((2, 4) if args.quick else (10, 100))},
     }
-    if not args.skip_peer:
-        console.print("timing sbi ...")
-        peer = measure_peer(simulations, observations, size)
-        times = ("epoch_seconds", "sample_seconds", "log_prob_seconds")
-        result |= {"sbi": peer, "ratios": {name.removesuffix("_seconds"): peer[name] / ours[name] for name in times}}
+    if theirs:
+        ratios = {name: theirs[f"{name}_seconds"] / ours[f"{name}_seconds"] for name in ("sample", "log_prob")}
+        result |= {"sbi": theirs, "ratios": ratios}
     report(result, console)
     if not args.quick or args.out != RESULTS:
         args.out.parent.mkdir(parents=True, exist_ok=True)

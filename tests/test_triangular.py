@@ -47,14 +47,16 @@ def correlation(covariance):
 
 
 @pytest.mark.parametrize(
-    ("task", "weights"), [(distractors, 47_106), (two_moons, 71_235)], ids=["distractors", "moons"]
+    ("task", "storage", "weights"),
+    [(distractors, "auto", 47_106), (two_moons, "dense", 71_235), (two_moons, "auto", 62_915)],
+    ids=["distractors", "moons", "moons by edges"],
 )
-def test_numbers_of_weights(task, weights):
-    """Those that the paper rounds to 47,000 and 71,000."""
+def test_numbers_of_weights(task, storage, weights):
+    """Those that the paper rounds to 47,000 and 71,000; by edges there are no blocks that are unused."""
     graph = cpe.Graph.from_program(task.program, observed=task.TASK.observed)
     blank = {name: np.zeros((1, *site.shape), np.float32) for name, site in graph.sites.items()}
-    flow = cpe.CPE(flow="triangular", inverse="reverse").build(task.program, graph, blank, key=KEY)
-    assert count_weights(flow) == weights
+    method = cpe.CPE(flow="triangular", inverse="reverse", storage=storage)
+    assert count_weights(method.build(task.program, graph, blank, key=KEY)) == weights
 
 
 # ---- bias

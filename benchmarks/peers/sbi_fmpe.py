@@ -2,9 +2,10 @@
 
     .venv-peers/bin/python benchmarks/peers/sbi_fmpe.py simulations.npz
 
-Runs in the environment that `make peers` builds, and writes one line of JSON. `benchmarks/speed.py` writes the
+Runs in the environment that `make peers` builds, and writes one line of JSON. `benchmarks/peer.py` writes the
 simulations (`theta`, `x`, and `observations` that are not among them; the prior is uniform from `low` to `high`) and
-reads the line. sbi writes its training log to the working directory.
+reads the line. With `--turns` each epoch waits for a line, and is answered by one with its seconds; when there are no
+more lines, it goes on by itself. sbi writes its training log to the working directory.
 
 An epoch is one of sbi's own training loop. Draws and densities are by sbi's defaults: Dormand-Prince 5(4) with its
 tolerances, rejection of draws outside the prior. The first observation is for warming up.
@@ -55,14 +56,27 @@ class PaperNet(VectorFieldNet):
         return self.joint(torch.cat([self.embed_theta(theta), self.embed_x(x), self.embed_time(time_features)], dim=-1))
 
 
+def wait(word: object) -> None:
+    """Say something, and wait until it is answered."""
+    print(word, flush=True)
+    sys.stdin.readline()
+
+
 class TimedFMPE(FMPE):
     """FMPE that notes the training part of each epoch; sbi itself notes the whole, with validation."""
+
+    turns = False
 
     def _train_epoch(self, *args: Any, **kwargs: Any) -> float:
         began = time.perf_counter()
         loss = super()._train_epoch(*args, **kwargs)
         self.training_seconds = [*getattr(self, "training_seconds", []), time.perf_counter() - began]
         return loss
+
+    def _maybe_show_progress(self, *_: Any) -> None:
+        """Called at the end of an epoch, which is not timed any more."""
+        if self.turns:
+            wait(self._summary["epoch_durations_sec"][-1])
 
 
 class Call(NamedTuple):
@@ -88,7 +102,8 @@ def main() -> None:
     )
     parser.add_argument("--warm-up", type=int, default=3, help="epochs that are not timed")
     parser.add_argument("--draws", type=int, default=10_000)
-    parser.add_argument("--no-density", action="store_true", help="do not time densities")
+    parser.add_argument("--density", action=argparse.BooleanOptionalAction, default=True, help="time densities too")
+    parser.add_argument("--turns", action="store_true", help="wait for a line before each epoch")
     parser.add_argument("--save", help="an .npy for the draws, (observations, draws, parameters)")
     args = parser.parse_args()
 
@@ -101,6 +116,9 @@ def main() -> None:
     trainer.append_simulations(theta, x)
     # sbi counts the epochs from 0 to max_num_epochs, both included, and warns that they are few.
     warnings.filterwarnings("ignore", "Maximum number of epochs")
+    if args.turns:
+        trainer.turns = True
+        wait("ready")
     trainer.train(args.batch, max_num_epochs=args.epochs - 1, stop_after_epochs=args.epochs)
     whole, training = trainer.summary["epoch_durations_sec"][args.warm_up :], trainer.training_seconds[args.warm_up :]
 
@@ -110,7 +128,7 @@ def main() -> None:
     samples = [timed(posterior.sample, (args.draws,), x=x_o, show_progress_bars=False) for x_o in rest]
     if args.save:
         np.save(args.save, np.stack([call.result.numpy() for call in samples]))
-    pairs = [] if args.no_density else zip(rest, samples, strict=True)
+    pairs = zip(rest, samples, strict=True) if args.density else []
     densities = [timed(posterior.log_prob, call.result, x=x_o) for x_o, call in pairs]
     result = {
         "versions": {name: version(name) for name in ("sbi", "torch", "zuko", "numpy")}

@@ -110,7 +110,7 @@ class PSE:
         diffusion models, ICML 2024.
     """
 
-    training: ClassVar[Mapping[str, Any]] = _TRAINING
+    training: ClassVar[Mapping[str, Any]] = {**_TRAINING, "learning_rate": 3e-4}
 
     coordinates: Kind = "plain"
     embed: Mapping[str, Embedding] = field(default_factory=dict)

@@ -60,7 +60,9 @@ class BlockNet(eqx.Module):
     ):
         sizes = (1, hidden, hidden, hidden, 1)
         later = wiring if reads == "ancestors" else wiring.alone()
-        storage = "edges" if reads == "parents" else storage  # the others have no edges to store densely
+        one_by_one = storage == "auto" and not positive and wiring.size <= UNROLLED
+        if reads == "parents" or one_by_one:  # most maps have no edges to store densely; or all is computed by edges
+            storage = "edges"
         self.maps = tuple(
             blocks(
                 later if k else wiring,

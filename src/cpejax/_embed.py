@@ -85,10 +85,20 @@ class Standardise(Fixed):
         return jax.vmap(jnp.interp, in_axes=(-1, 0, None), out_axes=-1)(scaled, self.knots, self.scores)
 
 
+FEW = 4
+"""From or to so few numbers, a layer is a sum, which a compiler joins with what comes before and after it."""
+
+
 def on_rows(net: eqx.nn.Linear | eqx.nn.MLP, x: Float[Array, "*rows d"]) -> Float[Array, "*rows out"]:
     """A layer, or layers with `silu`, on each row; `jax.vmap` would compute, and turn round, transposed products."""
     if isinstance(net, eqx.nn.Linear):
-        x = x @ net.weight.T
+        out, size = net.weight.shape
+        if size <= FEW:
+            x = sum((x[..., i : i + 1] * net.weight[:, i] for i in range(1, size)), x[..., :1] * net.weight[:, 0])
+        elif out <= FEW:
+            x = jnp.stack([jnp.sum(x * row, axis=-1) for row in net.weight], axis=-1)
+        else:
+            x = x @ net.weight.T
         return x if net.bias is None else x + net.bias
     *hidden, last = net.layers
     for layer in hidden:

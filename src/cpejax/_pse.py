@@ -1,7 +1,7 @@
 """Posterior score estimation (Sharrock et al. 2024; paper, appendix C), with the network of FMPE.
 
-The score of the noisy posterior is learned by denoising score matching. Departures: the network predicts the noise,
-from which the score is computed, and reads time as the diffusion's angle; parameters and data are standardised, and
+The score of the noisy posterior is learned by denoising score matching. Departures: the network predicts the velocity,
+from which the score follows, and reads time as the diffusion's angle; parameters and data are standardised, and
 times shared in a batch, as in FMPE. As in the original the base is N(0, I), where the diffusion ends but for .08 of the
 (standardised) draw itself.
 """
@@ -49,8 +49,9 @@ class PSEFlow(JointFlow):
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The squared error of the predicted noise."""
         runs = Runs(len(rows["u"]))
-        times, u, noise = self.diffusion.noisy(rows["u"], runs, key=key)
-        return jnp.sum((self.net(u, self._condition(rows, runs, times)) - noise) ** 2, axis=-1).mean()
+        times, u, velocity, weight = self.diffusion.noisy(rows["u"], runs, key=key)
+        error = self.net(u, self._condition(rows, runs, times)) - velocity
+        return jnp.sum((weight * error) ** 2, axis=-1).mean()
 
     def _predict(self, data: Float[Array, "1 h"]) -> Predict:
         return lambda t, u: self.net(u, data + self.net.of_time(t[None]))

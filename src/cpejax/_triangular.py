@@ -82,21 +82,22 @@ class TriangularFlow(VectorFlow):
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The rectified loss (paper, equation 13), one base draw for each simulation.
 
-        Base draws are other simulations' parameters, those a random way further on; in prior coordinates they are new.
+        Base draws are the parameters of the simulation before, in a batch whose order is random; in prior coordinates
+        they are new.
         """
         u, n = rows["u"], len(rows["u"])
         runs = Runs(n)
-        uniform = jax.random.uniform(key, (1 + runs.number,))  # all at once, because each call takes its time
+        key_times, key_base = jax.random.split(key)
         if self.base.vector.kind == "prior":
-            base = jax.random.normal(jax.random.fold_in(key, 0), u.shape)
+            base = jax.random.normal(key_base, u.shape)
         elif n > 1:
-            base = jnp.roll(u, 1 + jnp.floor(uniform[0] * (n - 1)).astype(int), axis=0)
+            base = jnp.roll(u, 1, axis=0)
         else:
             raise ValueError(
                 "A batch of one simulation has no other to take a base draw from: give batch_size of at least 2, and "
                 "more simulations, or a larger share of them, for validation."
             )
-        times = runs.times(uniform[1:])
+        times = runs.times(jax.random.uniform(key_times, (runs.number,)))
         t = runs.each(times)[:, None]
         condition = self.part.condition
         conditions = self._conditions(
