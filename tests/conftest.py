@@ -42,10 +42,13 @@ def unchecked() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def compile_fast() -> Iterator[None]:
-    """Code that is compiled fast and runs slowly: for networks that train for an epoch or three."""
+def compile_fast(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Code that is compiled fast and runs slowly: for networks that train for an epoch or three.
+
+    Slow tests, which are asked for by their mark, train for longer.
+    """
     name = "jax_disable_most_optimizations"
     before = jax.config.read(name)
-    jax.config.update(name, True)
+    jax.config.update(name, pytestconfig.option.markexpr != "slow")
     yield
     jax.config.update(name, before)
