@@ -46,6 +46,8 @@ METHODS = {
     "AIO": cpe.AIO(),
     "AIO_undirected": cpe.AIO(mask="undirected"),
     "AIO_none": cpe.AIO(mask="none"),
+    "AIO_none_2_layers": cpe.AIO(mask="none", layers=2),
+    "AIO_none_4_layers": cpe.AIO(mask="none", layers=4),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import cpejax as cpe
-from cpejax._embed import Standardise
+from cpejax._embed import FEW, Standardise, on_rows, silu
 
 KEY = jax.random.key(0)
 rng = np.random.default_rng(0)
@@ -88,3 +88,12 @@ def test_a_set_has_no_order_and_a_series_has():
     for kind, same in zip(EMBEDDINGS, (False, True, False, False), strict=True):
         embedding = kind((12, 2), key=KEY)
         assert np.allclose(embedding(x), embedding(x[::-1]), atol=1e-5) == same, kind
+
+
+@pytest.mark.parametrize("inside", [1, FEW, FEW + 1])
+@pytest.mark.parametrize("outside", [1, FEW, FEW + 1])
+def test_layers_on_rows_are_those_of_equinox(inside, outside):
+    net = eqx.nn.MLP(inside, outside, 7, 2, silu, key=KEY)
+    x = jax.random.normal(KEY, (2, 3, inside))
+    np.testing.assert_allclose(on_rows(net, x), jax.vmap(jax.vmap(net))(x), atol=1e-5)
+    np.testing.assert_allclose(on_rows(net.layers[0], x[0, 0]), net.layers[0](x[0, 0]), atol=1e-5)

@@ -2,10 +2,10 @@
 a program's numbers given the others.
 
 Departures from the original: random conditions are of whole sites, not of single numbers, from a list of at most
-`PATTERNS`, and half of the training is for the posterior; the network predicts the diffusion's velocity; time is added
-to the tokens before they read one another; numbers of one member of a site always read one another; given tokens read
-one another only, with a directed mask. A directed mask is the posterior program of the sites that are not given. As
-every mask on noisy numbers it biases correlated posteriors; `docs/baselines.md` has the figures.
+`PATTERNS`, and half of the training is for the posterior; the network predicts the noise; time is added to the tokens
+before they read one another; numbers of one member of a site always read one another; given tokens read one another
+only, with a directed mask. A directed mask is the posterior program of the sites that are not given. As every mask on
+noisy numbers it biases correlated posteriors; `docs/baselines.md` has the figures.
 """
 
 from __future__ import annotations
@@ -190,11 +190,11 @@ class AIOFlow(Flow):
         chance = jnp.concatenate([jnp.ones(1), others]) / 2
         pattern = jax.random.choice(key_pattern, len(chance), (n,), p=chance)
         given = self.patterns.given[pattern]
-        time, noisy, velocity, weight = self.diffusion.noisy(rows, Runs(n, n), key=key_noise)
+        time, noisy, noise = self.diffusion.noisy(rows, Runs(n, n), key=key_noise)
         tokens = self.net.tokens(jnp.where(given, rows, noisy), jnp.arange(t), given)
         none = tokens[:, :0]
         found = self.net(none, tokens, time, jnp.ones((1, 0, 0), bool), self.patterns.masks[pattern])
-        return jnp.sum(jnp.where(given, 0.0, (weight * (found - velocity)) ** 2), axis=-1).mean()
+        return jnp.sum(jnp.where(given, 0.0, (found - noise) ** 2), axis=-1).mean()
 
     # Draws and densities
 
@@ -211,7 +211,7 @@ class AIOFlow(Flow):
         return self._numbers(filled)[0], np.array([site in data for site in self.sites])
 
     def _predict(self, data: Values) -> Predict:
-        """The velocity of the numbers that are not given, for one observation."""
+        """The noise of the numbers that are not given, for one observation."""
         numbers, given = self._known(data)
         inside, outside = np.flatnonzero(given), np.flatnonzero(~given)
         mask = self._mask(set(data))

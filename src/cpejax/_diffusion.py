@@ -2,11 +2,7 @@
 
 From `u₁`, a posterior draw, noise makes `u_t = cos(a) u₁ + sin(a) ε` with `cos a = exp(−½ ∫₀ᵗ β)`. All is written in
 the angle `a`: the probability-flow equation has no singularity at its end there, and the field of a standard normal law
-is zero.
-
-Networks predict the velocity `v = du/da = cos(a) ε − sin(a) u₁` (Salimans and Ho 2022). From it and `u` follow the
-noise, `ε = sin(a) u + cos(a) v`, with the score `−ε / sin a`, and the draw, `u₁ = cos(a) u − sin(a) v`. A network of
-the noise would have to be almost the identity at the base, and the equation divides its error there by `cos a`.
+is zero. Networks predict `ε`, or what it follows from; the score is `−ε / sin a`.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from cpejax._ode import Field, grid
 from cpejax._times import Runs
 
 Predict = Callable[[Array, Float[Array, "n d"]], Float[Array, "n d"]]
-"""The velocity of `n` noisy vectors, from the time as networks read it."""
+"""The noise in `n` noisy vectors, from the time as networks read it."""
 
 SHORTEST = 1e-5
 """The time at which sampling ends, and below which none is trained on."""
@@ -52,25 +48,32 @@ class Diffusion:
 
     def noisy(
         self, u: Float[Array, "n d"], runs: Runs, *, key: PRNGKeyArray
-    ) -> tuple[Float[Array, " runs"], Float[Array, "n d"], Float[Array, "n d"], Float[Array, "n 1"]]:
-        """For a batch: times as networks read them, uniform in t, of each run; noisy vectors; their velocities; and
-        what an error of the velocity counts.
+    ) -> tuple[Float[Array, " runs"], Float[Array, "n d"], Float[Array, "n d"]]:
+        """For a batch: times as networks read them, uniform in t, of each run; noisy vectors; and their noise.
 
-        Denoising score matching with the usual weight `sin² a` is the squared error of the noise, which is `cos a`
-        times that of the velocity.
+        Denoising score matching with the usual weight `sin² a` is the squared error of the noise.
         """
         key_t, key_noise = jax.random.split(key)
         angle = self.angle(SHORTEST + (1 - SHORTEST) * runs.times(jax.random.uniform(key_t, (runs.number,))))
         noise = jax.random.normal(key_noise, u.shape)
         cos, sin = (runs.each(f(angle))[:, None] for f in (jnp.cos, jnp.sin))
-        return self.clock(angle), cos * u + sin * noise, cos * noise - sin * u, cos
+        return self.clock(angle), cos * u + sin * noise, noise
+
+    def noise_of(self, clock: Float[Array, "#n 1"], u: Float[Array, "n d"], velocity: Float[Array, "n d"]) -> Array:
+        """The noise in noisy vectors from their velocity `du/da = cos(a) ε − sin(a) u₁` (Salimans and Ho 2022).
+
+        A network of the noise itself would have to be almost the identity at the base, where `flow` divides its error
+        by `cos a`.
+        """
+        angle = math.pi / 2 * clock
+        return jnp.sin(angle) * u + jnp.cos(angle) * velocity
 
     def flow(self, predict: Predict) -> Field:
-        """The probability-flow equation, `du/da = v`."""
+        """The probability-flow equation: `du/da = cos(a) ε − sin(a) u₁`, with `u₁` the estimate that goes with `ε`."""
 
         def field(s: Array, u: Array) -> Array:
             angle, slope = self._angles(s)
-            return slope * predict(self.clock(angle), u)
+            return slope * (predict(self.clock(angle), u) - jnp.sin(angle) * u) / jnp.cos(angle)
 
         return field
 
@@ -85,9 +88,8 @@ class Diffusion:
 
         def step(u: Array, i: Array) -> tuple[Array, None]:
             now, then = angles[i], angles[i + 1]
-            velocity = predict(self.clock(now), u)
-            clean = jnp.cos(now) * u - jnp.sin(now) * velocity
-            noise = jnp.sin(now) * u + jnp.cos(now) * velocity
+            noise = predict(self.clock(now), u)
+            clean = (u - jnp.sin(now) * noise) / jnp.cos(now)
             # The variance of what diffusion adds on the way from `then` to `now`, as far as it is not known from `u`.
             added = 1 - (jnp.cos(now) / jnp.cos(then)) ** 2
             spread = jnp.sin(then) / jnp.sin(now) * jnp.sqrt(added)

@@ -49,12 +49,16 @@ class PSEFlow(JointFlow):
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The squared error of the predicted noise."""
         runs = Runs(len(rows["u"]))
-        times, u, velocity, weight = self.diffusion.noisy(rows["u"], runs, key=key)
-        error = self.net(u, self._condition(rows, runs, times)) - velocity
-        return jnp.sum((weight * error) ** 2, axis=-1).mean()
+        times, u, noise = self.diffusion.noisy(rows["u"], runs, key=key)
+        velocity = self.net(u, self._condition(rows, runs, times))
+        found = self.diffusion.noise_of(runs.each(times)[:, None], u, velocity)
+        return jnp.sum((found - noise) ** 2, axis=-1).mean()
 
     def _predict(self, data: Float[Array, "1 h"]) -> Predict:
-        return lambda t, u: self.net(u, data + self.net.of_time(t[None]))
+        def predict(t: Array, u: Array) -> Array:
+            return self.diffusion.noise_of(t[None, None], u, self.net(u, data + self.net.of_time(t[None])))
+
+        return predict
 
     def field(self, data: Float[Array, "1 h"]) -> Field:
         return self.diffusion.flow(self._predict(data))
