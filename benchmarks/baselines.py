@@ -38,6 +38,7 @@ from cpejax import _posterior
 
 RESULTS = ROOT / "benchmarks" / "results" / "baselines.json"
 TURN = 10
+"""After so many epochs of ours the peer has as many."""
 METHODS = {
     "FMPE": cpe.FMPE(),
     "FMPE_unconstrained": cpe.FMPE(coordinates="unconstrained"),

@@ -249,7 +249,7 @@ def train(
             history.validation.append(value)
             if value < history.best:
                 history.best_epoch = epoch_number
-                best = _keep([state.average for state in states])
+                best = _copy([state.average for state in states])
             if history.best_epoch < 0:
                 raise FloatingPointError(
                     f"The validation loss of epoch {epoch_number + 1} is {value}. "
@@ -364,15 +364,10 @@ def _clip(slope: Weights, _: Any) -> Weights:
     return [x * jnp.minimum(1.0, 10.0 / jnp.maximum(length, 1e-9)) for x in slope]
 
 
+@jax.jit  # one call, not one for each array
 def _copy(tree: Any) -> Any:
     """A copy without weak types: the state of the first epoch must look like that of all others, to compile once."""
     return jax.tree.map(lambda x: jnp.array(x, x.dtype, copy=True), tree)
-
-
-@jax.jit
-def _keep(tree: Any) -> Any:
-    """A copy, by one call: the compiled epoch gives its arguments' memory to its results."""
-    return jax.tree.map(jnp.copy, tree)
 
 
 def _fast_key(key: PRNGKeyArray) -> PRNGKeyArray:
