@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import cpejax as cpe
-from cpejax._embed import FEW, Standardise, on_rows, silu
+from cpejax._embed import FEW, Standardise, on_rows, silu, weigh
 
 KEY = jax.random.key(0)
 rng = np.random.default_rng(0)
@@ -97,3 +97,16 @@ def test_layers_on_rows_are_those_of_equinox(inside, outside):
     x = jax.random.normal(KEY, (2, 3, inside))
     np.testing.assert_allclose(on_rows(net, x), jax.vmap(jax.vmap(net))(x), atol=1e-5)
     np.testing.assert_allclose(on_rows(net.layers[0], x[0, 0]), net.layers[0](x[0, 0]), atol=1e-5)
+
+
+def test_a_product_from_turned_weights_has_the_slopes_of_the_plain_one():
+    keys = jax.random.split(KEY, 4)
+    values = jax.random.normal(keys[0], (2, 3, 5)), jax.random.normal(keys[1], (7, 5))
+    along = jax.random.normal(keys[2], (2, 3, 5)), jax.random.normal(keys[3], (7, 5))
+
+    def plain(x, weight):
+        return x @ weight.T
+
+    for of in (lambda f: jax.jvp(f, values, along), lambda f: jax.grad(lambda *v: (f(*v) ** 2).sum(), (0, 1))(*values)):
+        for found, expected in zip(of(weigh), of(plain), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._base import Prior
 from cpejax._coordinates import Coordinates, Values, plates_first
-from cpejax._embed import Embedding, Standardise, TimeFeatures, on_rows, silu, split_columns
+from cpejax._embed import Embedding, Standardise, TimeFeatures, on_rows, silu, split_columns, weigh
 from cpejax._flow import Flow
 from cpejax._graph import Graph
 from cpejax._program import Program
@@ -166,10 +166,10 @@ class Condition(eqx.Module):
     def of_data(self, x: Float[Array, "n f"]) -> list[Float[Array, "n h"]]:
         """What data add to each layer, the offset with it."""
         h = silu(on_rows(self.mlp, x))
-        return [h @ w.T + b for w, b in zip(self.from_data, self.biases, strict=True)]
+        return [weigh(h, w) + b for w, b in zip(self.from_data, self.biases, strict=True)]
 
     def of_time(self, t: Float[Array, " n"]) -> list[Float[Array, "n h"]]:
         """What time adds to each layer."""
         assert self.time is not None
         h = silu(self.time(t))
-        return [h @ w.T for w in self.from_time]
+        return [weigh(h, w) for w in self.from_time]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,15 +18,34 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+PRODUCTS_BY_EIGEN: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+"""Of XLA's two libraries for matrix products on a CPU, Eigen's divides middling ones among the cores, and goes on with
+other operations meanwhile. YNNPACK's does not; for a program that has a core of its own it is as good or better."""
+
+
+@functools.cache
+def options_for_all_cores() -> dict[str, str | bool]:
+    """Options for compiling a program that has all cores to itself; none where this version of XLA has them not."""
+    if cores() == 1:
+        return {}
+    try:
+        jax.jit(lambda: 0).lower().compile(compiler_options=PRODUCTS_BY_EIGEN)
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return PRODUCTS_BY_EIGEN
+
+
 def compile_each(function: Any, arguments: list[tuple], threads: ThreadPoolExecutor) -> list[Callable]:
     """A compiled program for each of some arguments. Those that look alike share one; different ones take a core each.
 
     Traced here, not on the threads, which do not see the user's settings of JAX (`with jax.default_device(...)`).
     """
+    options = options_for_all_cores() if len(arguments) == 1 else {}
     lowered = [function.lower(*each) for each in arguments]
     texts = [program.as_text() for program in lowered]
     different = dict(zip(texts, lowered, strict=True))
-    compiled = dict(zip(different, threads.map(lambda program: program.compile(), different.values()), strict=True))
+    done = threads.map(lambda program: program.compile(options), different.values())
+    compiled = dict(zip(different, done, strict=True))
     return [compiled[text] for text in texts]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, PRNGKeyArray
 
 
@@ -89,6 +92,23 @@ FEW = 4
 """From or to so few numbers, a layer is a sum, which a compiler joins with what comes before and after it."""
 
 
+@jax.custom_jvp
+def weigh(x: Float[Array, "*rows d"], weight: Float[Array, "out d"]) -> Float[Array, "*rows out"]:
+    """`x @ weight.T`, from a copy of the weights that is turned round.
+
+    A CPU reads that faster than weights whose columns are far apart; the slope by `x` reads the weights themselves.
+    """
+    return x @ jax.lax.optimization_barrier(weight.T)
+
+
+@functools.partial(weigh.defjvp, symbolic_zeros=True)
+def _weigh_tangent(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Any]:
+    x, weight = primals
+    dx, dweight = (None if isinstance(t, SymbolicZero) else t for t in tangents)
+    parts = [*([] if dx is None else [dx @ weight.T]), *([] if dweight is None else [x @ dweight.T])]
+    return weigh(x, weight), sum(parts)
+
+
 def on_rows(net: eqx.nn.Linear | eqx.nn.MLP, x: Float[Array, "*rows d"]) -> Float[Array, "*rows out"]:
     """A layer, or layers with `silu`, on each row; `jax.vmap` would compute, and turn round, transposed products."""
     if isinstance(net, eqx.nn.Linear):
@@ -98,7 +118,7 @@ def on_rows(net: eqx.nn.Linear | eqx.nn.MLP, x: Float[Array, "*rows d"]) -> Floa
         elif out <= FEW:
             x = jnp.stack([jnp.sum(x * row, axis=-1) for row in net.weight], axis=-1)
         else:
-            x = x @ net.weight.T
+            x = weigh(x, net.weight)
         return x if net.bias is None else x + net.bias
     *hidden, last = net.layers
     for layer in hidden:

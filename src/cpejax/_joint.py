@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cpejax._base import with_data
 from cpejax._condition import VectorFlow
 from cpejax._coordinates import Values
-from cpejax._embed import TimeFeatures, on_rows, silu, split_columns
+from cpejax._embed import TimeFeatures, on_rows, silu, split_columns, weigh
 from cpejax._flow import Solver
 from cpejax._ode import Field, log_density, transport
 from cpejax._times import Runs
@@ -45,15 +45,15 @@ class JointNet(eqx.Module):
 
     def of_data(self, x: Float[Array, "n f"]) -> Float[Array, "n h"]:
         """What data add to the first joint layer."""
-        return on_rows(self.data, x) @ self.first[1].T + self.bias
+        return weigh(on_rows(self.data, x), self.first[1]) + self.bias
 
     def of_time(self, t: Float[Array, " n"]) -> Float[Array, "n h"]:
         """What time adds to the first joint layer."""
-        return silu(self.time(t)) @ self.first[2].T
+        return weigh(silu(self.time(t)), self.first[2])
 
     def __call__(self, u: Float[Array, "n d"], condition: Float[Array, "#n h"]) -> Float[Array, "n d"]:
         """`condition`: the sum of `of_data` and `of_time`."""
-        h = silu(on_rows(self.theta, u) @ self.first[0].T + condition)
+        h = silu(weigh(on_rows(self.theta, u), self.first[0]) + condition)
         return on_rows(self.layers[1], silu(on_rows(self.layers[0], h)))
 
 

@@ -1,0 +1,34 @@
+"""Programs on all cores."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cpejax import _cores
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(_cores, "cores", lambda: 2)
+    _cores.options_for_all_cores.cache_clear()
+    yield monkeypatch
+    _cores.options_for_all_cores.cache_clear()
+
+
+def test_a_program_alone_is_compiled_for_all_cores(two_cores):
+    assert _cores.options_for_all_cores() == _cores.PRODUCTS_BY_EIGEN
+    product = jax.jit(lambda a: a @ a)
+    one, two = (jnp.ones((size, size)) for size in (64, 65))
+    with ThreadPoolExecutor(2) as threads:
+        (alone,) = _cores.compile_each(product, [(one,)], threads)
+        beside = _cores.compile_each(product, [(one,), (two,)], threads)
+    assert "ynn" not in alone.as_text()
+    assert all("ynn" in program.as_text() for program in beside)
+    assert (alone(one) == 64).all()
+
+
+def test_a_version_of_xla_without_the_option_does_without_it(two_cores):
+    two_cores.setattr(_cores, "PRODUCTS_BY_EIGEN", {"xla_cpu_no_such_option": "1"})
+    assert _cores.options_for_all_cores() == {}
