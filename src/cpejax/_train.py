@@ -29,6 +29,8 @@ from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_
 
 LARGE = 8192
 """Arrays of so many weights are updated each for itself."""
+GATHERED = 10
+"""The rows of so many batches at most are put together at once; in a step, all that reads them would gather again."""
 LONG = 1000
 """Runs of so many steps are divided among the cores; for shorter ones it does not pay to compile several programs."""
 
@@ -316,20 +318,26 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
         def loss(weights: Weights, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
             return part.flow(weights).loss(rows, key)
 
-        def step(carry: State, x: tuple[Array, PRNGKeyArray]) -> tuple[State, Array]:
+        def step(carry: State, x: tuple[Any, PRNGKeyArray]) -> tuple[State, Array]:
             weights, average, optimiser_state, count = carry
-            which, key = x
-            value, slope = jax.value_and_grad(loss)(weights, jax.tree.map(lambda r: r[which], part.training_rows), key)
+            rows, key = x
+            value, slope = jax.value_and_grad(loss)(weights, rows, key)
             change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
             weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
             keep = count / (count + 10.0) if keep_average else 0.0
             average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
             return State(weights, average, optimiser_state, count + 1), value
 
+        def several(carry: State, x: tuple[Array, PRNGKeyArray]) -> tuple[State, Array]:
+            which, keys = x
+            return jax.lax.scan(step, carry, (jax.tree.map(lambda r: r[which], part.training_rows), keys))
+
         # A counter-based generator that is fast on a CPU inside the loop; the epoch's key seeds it.
         keys = jax.random.split(_fast_key(jax.random.fold_in(part.key, epoch)), batches)
+        at_once = max(k for k in range(1, GATHERED + 1) if batches % k == 0)
+        in_turn = jax.tree.map(lambda x: x.reshape(-1, at_once, *x.shape[1:]), (order, keys))
         losses: Array
-        state, losses = jax.lax.scan(step, state, (order, keys))
+        state, losses = jax.lax.scan(several, state, in_turn)
         value = _validation_loss(part.flow(state.average), part.validation_rows, part.key_validation, batch)
         return state, losses.mean(), value
 
