@@ -4,6 +4,7 @@
     python benchmarks/baselines.py linear_gaussian/FMPE  # some
     python benchmarks/baselines.py peer/two_moons peer/slcp
     python benchmarks/baselines.py --quick correlated/AIO peer/slcp   # does it run? Small numbers, nothing is written
+    python benchmarks/baselines.py docs                  # the tables of docs/baselines.md, from the results
 
 Results are written to benchmarks/results/baselines.json as they come; what is there already is not computed again,
 unless `--again`. The peer's environment is `.venv-peers` (`make peers`), or the interpreter named by `--peer`. Times
@@ -31,6 +32,7 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from page import fill, table
 from peer import PYTHON, ROOT, Peer
 
 import cpejax as cpe
@@ -241,6 +243,48 @@ ALL = {
 }
 
 
+ROWS = {
+    "FMPE": "FMPE",
+    "PSE": "PSE",
+    "AIO": "AIO, directed mask",
+    "AIO_undirected": "AIO, undirected mask",
+    "AIO_none": "AIO, no mask",
+    "AIO_none_2_layers": "AIO, no mask, two layers",
+}
+
+
+def write_docs(results):
+    """Put the tables between their marks in docs/baselines.md."""
+    known = []
+    for name, words in ROWS.items():
+        exact, joint = results.get(f"linear_gaussian/{name}"), results[f"correlated/{name}"]
+        ratios = np.array(joint["sd_ratios"])
+        known.append(
+            [
+                words,
+                f"{exact['c2st']:.3f}" if exact else "",
+                " ".join(f"{score:.3f}" for score in exact["each"]) if exact else "",
+                f"{joint['largest_correlation_error']:.3f}",
+                f"{ratios.min():.2f} to {ratios.max():.2f}",
+            ]
+        )
+    peers = []
+    for name, words in (("two_moons", "two moons"), ("slcp", "SLCP")):
+        one = results[f"peer/{name}"]
+        ours, theirs, ratios = one["cpejax"], one["sbi"], one["ratios"]
+        times = [
+            f"{ours[what]:.3f} s against {theirs[what]:.3f} s: {ratios[short]:.1f} times as fast"
+            for short, what in (("epoch", "epoch_seconds"), ("sample", "sample_seconds"))
+        ]
+        peers.append([words, f"{ours['c2st']:.3f}", f"{theirs['c2st']:.3f}", *times])
+    head = ["method", "C2ST, linear Gaussian", "each", "correlated: largest error of a correlation", "sd ratios"]
+    tables = {
+        "known": table(head, known),
+        "peer": table(["task", "C2ST, `cpejax`", "C2ST, `sbi`", "epoch", "10,000 draws"], peers),
+    }
+    fill(ROOT / "docs" / "baselines.md", tables)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*", help=f"of {', '.join(ALL)}; by default all without a peer")
@@ -249,6 +293,9 @@ def main():
     parser.add_argument("--peer", default=str(PYTHON), help="the peer's interpreter")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the figures go (default: %(default)s)")
     args = parser.parse_args()
+    if args.runs == ["docs"]:
+        write_docs(json.loads(args.out.read_text()))
+        return
     runs = args.runs or [name for name in ALL if not name.startswith("peer/")]
     for name in runs:
         if name not in ALL:

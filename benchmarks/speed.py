@@ -15,8 +15,8 @@ Everything is measured in one run, one thing after the other, so the machine sho
   one call that compiles. The median over the observations.
 * The arithmetic rate counts matrix products only, 2mnk floating-point operations each: those that automatic
   differentiation leaves in the traced program, times the length of the loops around them. Its unit is the rate of a
-  product of 1024 x 1024 matrices, measured between the epochs and between the draws, so that both have the same share
-  of a machine that others may use as well. Medians on both sides, and beside them the best of both sides.
+  product of 1024 x 1024 matrices, measured between the epochs of `CPE()` and between the draws, so that both have the
+  same share of a machine that others may use as well. Medians on both sides, and beside them the best of both sides.
 * End to end is a fresh process: import, simulate, fit to convergence, 10,000 draws.
 * A chain of 100 named parameters beside one of 10 shows that equal levels share compiled code.
 """
@@ -146,7 +146,7 @@ def simulate(size: Size) -> tuple[Any, Any]:
 
 
 def time_epochs(
-    simulations: Any, size: Size, gemm: Gemm, peer: Peer | None, **options: Any
+    simulations: Any, size: Size, gemm: Gemm | None, peer: Peer | None, **options: Any
 ) -> tuple[Any, list[float], list[float]]:
     """A posterior; the seconds of the first epoch of its training and of those that count; and of the peer's."""
     import jax
@@ -163,7 +163,8 @@ def time_epochs(
         nonlocal began, number
         if number == 0 or (number > WARM_UP and number % TURN):
             epochs.append(time.perf_counter() - began)
-        gemm.measure()
+        if gemm is not None:
+            gemm.measure()
         number += 1
         if peer is not None and number % TURN == 0:
             peer.turn()
@@ -208,7 +209,7 @@ def measure_cpejax(simulations: Any, observations: Any, size: Size, peer: Peer |
     posterior, seconds, between = time_epochs(simulations, size, beside_training, peer)
     epochs = {"CPE()": compare_epochs(seconds, between)}
     for name, method in other_methods().items():
-        epochs[name] = compare_epochs(*time_epochs(simulations, size, Gemm(), peer, method=method)[1:])
+        epochs[name] = compare_epochs(*time_epochs(simulations, size, None, peer, method=method)[1:])
 
     draws, sample_seconds, compiled_seconds, log_prob_seconds = [], [], [], []
     for number, x in enumerate(observations):

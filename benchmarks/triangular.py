@@ -29,6 +29,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from page import fill, table
 
 import cpejax as cpe
 from cpejax._blocknet import Part
@@ -346,11 +347,6 @@ def one_speed(method: Any, epochs: int = 30) -> dict[str, Any]:
 # The docs
 
 
-def table(head: list[str], rows: list[list[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
-
-
 def bias_table(found: dict[str, Any]) -> str:
     rows = []
     for rho in sorted({key.split()[0] for key in found}, key=float):
@@ -475,13 +471,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 def write_docs() -> None:
     """Put the tables between their marks in docs/triangular.md, and the figures beside it."""
     results, page = load(), ROOT / "docs" / "triangular.md"
-    text = page.read_text()
-    for name, make in TABLES.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        if begin in text and name in results:
-            before, rest = text.split(begin)
-            text = before + begin + make(results[name]) + "\n" + end + rest.split(end)[1]
-    page.write_text(text)
+    fill(page, {name: make(results[name]) for name, make in TABLES.items() if name in results})
     figures(results, page.parent)
 
 

@@ -328,7 +328,7 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
             average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
             return State(weights, average, optimiser_state, count + 1), value
 
-        def several(carry: State, x: tuple[Array, PRNGKeyArray]) -> tuple[State, Array]:
+        def several(carry: State, x: tuple[Array, Array]) -> tuple[State, Array]:
             which, keys = x
             return jax.lax.scan(step, carry, (jax.tree.map(lambda r: r[which], part.training_rows), keys))
 
