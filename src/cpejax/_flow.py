@@ -73,8 +73,11 @@ class Flow(eqx.Module):
         raise NotImplementedError
 
     def validation_loss(self, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
-        """What epochs are compared by: the same rows and key in all of them."""
-        return self.loss(rows, key)
+        """The same less noisily, for comparing epochs: it has the same rows and key in all of them.
+
+        With one noise a row instead of two, FMPE on two moons kept the weights of epoch 53 of 100, and was worse by it.
+        """
+        return jax.lax.map(lambda k: self.loss(rows, k), jax.random.split(key, 2)).mean()
 
     def sample(
         self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
