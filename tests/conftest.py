@@ -25,11 +25,14 @@ hypothesis.settings.load_profile("cpejax")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Programs that are the same are compiled once in a session: most of the tests' time is compilation."""
+    """Most of the tests' time is compilation: programs that are the same are compiled once in a session, and all are
+    compiled fast, to run slowly. Not so for the slow tests, asked for by their mark, whose networks train for longer.
+    """
     folder = tempfile.mkdtemp(prefix="cpejax-tests-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_disable_most_optimizations", config.option.markexpr != "slow")
 
 
 @pytest.fixture
@@ -39,16 +42,3 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
-
-
-@pytest.fixture(scope="module")
-def compile_fast(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Code that is compiled fast and runs slowly: for networks that train for an epoch or three.
-
-    Slow tests, which are asked for by their mark, train for longer.
-    """
-    name = "jax_disable_most_optimizations"
-    before = jax.config.read(name)
-    jax.config.update(name, pytestconfig.option.markexpr != "slow")
-    yield
-    jax.config.update(name, before)

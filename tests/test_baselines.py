@@ -20,7 +20,6 @@ from cpejax._ode import log_density, transport
 from cpejax._times import Runs
 from cpejax.tasks import two_moons
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
 KEY = jax.random.key(0)
 SMALL = {"FMPE": {"width": 16, "hidden": 32}, "PSE": {"width": 16, "hidden": 32}, "AIO": {"value": 8, "name": 8}}
 

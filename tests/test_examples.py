@@ -24,7 +24,7 @@ def load(path):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_run_with_tiny_settings(name, capsys, compile_fast):
+def test_examples_run_with_tiny_settings(name, capsys):
     module = load(ROOT / "examples" / f"{name}.py")
     file = ROOT / "examples" / f"{name}.json"
     data = json.loads(file.read_text()) if file.exists() else module.data

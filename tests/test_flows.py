@@ -23,8 +23,6 @@ import cpejax as cpe
 from cpejax._flow import trainable
 from cpejax._ode import rk45
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 KEY = jax.random.key(0)
 DRAWS = 10_000
 

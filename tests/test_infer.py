@@ -28,8 +28,6 @@ from cpejax._methods import METHODS
 from cpejax._model import load_model
 from cpejax.cli import app
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 MODEL = """
 import jax, numpyro, numpyro.distributions as dist
 import cpejax as cpe
@@ -73,7 +71,7 @@ def interrupt(*_):
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory, compile_fast):
+def done(tmp_path_factory):
     """A finished run, which no test changes, and what was printed.
 
     It was simulated by a command of its own, training was interrupted after the first epoch, and `infer` did the rest.

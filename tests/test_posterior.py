@@ -17,8 +17,6 @@ import xarray as xr
 import cpejax as cpe
 from cpejax import _posterior
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 KEY = jax.random.key(0)
 SMALL = {"width": 16, "depth": 1, "hidden": 16, "components": 2}
 Y = np.array([0.5, 1.0, -0.2], np.float32)

@@ -36,7 +36,7 @@ def test_citation_names_this_version_and_the_paper():
     assert [author["family-names"] for author in paper["authors"]] == ["Dirmeier", "Mira"]
 
 
-def test_readme_runs(tmp_path, monkeypatch, compile_fast):
+def test_readme_runs(tmp_path, monkeypatch):
     blocks = python_blocks("README.md")
     assert blocks
     monkeypatch.chdir(tmp_path)

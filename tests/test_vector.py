@@ -13,8 +13,6 @@ from cpejax._coordinates import Coordinates
 from cpejax._flow import Flow
 from cpejax._vector import Label, Vector, prior_draw
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 KEY = jax.random.key(0)
 
 
