@@ -3,6 +3,7 @@
     make speed                                      # builds both environments, then runs this; takes about ten minutes
     python benchmarks/speed.py --skip-peer          # cpejax alone
     python benchmarks/speed.py --quick              # does it run? Small numbers of everything, nothing is written
+    python benchmarks/speed.py --docs               # the tables of docs/inference.md, from the results
 
 Everything is measured in one run, one thing after the other, so the machine should be otherwise idle. The peer runs in
 `.venv-peers` (`make peers`), on the same simulations and observations, with the network that the paper gives FMPE.
@@ -40,6 +41,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import page
 from peer import PYTHON, ROOT, Peer
 
 RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
@@ -400,13 +402,43 @@ def report(result: dict[str, Any], console: Any) -> None:
     console.print(table)
 
 
+def write_docs(result: dict[str, Any]) -> None:
+    """Put the tables between their marks in docs/inference.md."""
+    ours, peer = result["cpejax"], result["sbi"]
+    pairs = {
+        f"an epoch with its validation, `{name}`": (found["seconds"], found["peer_seconds"])
+        for name, found in ours["epochs"].items()
+    }
+    for what, name in (("draws for a new observation", "sample"), ("log-densities", "log_prob")):
+        pairs[f"{result['draws']:,} {what}, `CPE()`"] = ours[f"{name}_seconds"], peer[f"{name}_seconds"]
+    speed = [[name, f"{a:.3f} s", f"{b:.3g} s", f"{b / a:.3g}"] for name, (a, b) in pairs.items()]
+    share = [
+        [what, f"{rate['median'] / 1e9:.0f} GFLOP/s", *(f"{100 * part[of]:.0f} %" for of in ("median", "best"))]
+        for what, rate in ours["gemm_flops_per_second"].items()
+        for part in (ours["share_of_gemm"][what],)
+    ]
+    chains = [[n, f"{s['fit']:.1f} s", f"{s['first draws']:.1f} s"] for n, s in result["chains"].items()]
+    stages = ("import", "simulate", "fit", "draws", "seconds")
+    tables = {
+        "speed": page.table(["", "`cpejax`", f"`sbi` {peer['versions']['sbi']} FMPE", "ratio"], speed),
+        "share": page.table(["", "one product of 1024³", "our share of its rate", "best over best"], share),
+        "whole": page.table([*stages[:-1], "all"], [[f"{result['end_to_end'][s]:.1f} s" for s in stages]]),
+        "chains": page.table(["parameters of a chain", "fit of two epochs", "first draws"], chains),
+    }
+    page.fill(ROOT / "docs" / "inference.md", tables)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--skip-peer", action="store_true", help="measure cpejax alone")
     parser.add_argument("--quick", action="store_true", help="small numbers of everything; nothing is written")
     parser.add_argument("--end-to-end", action="store_true", help="only the whole job once, as one line of JSON")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the figures go (default: %(default)s)")
+    parser.add_argument("--docs", action="store_true", help="only the tables of docs/inference.md, from the figures")
     args = parser.parse_args()
+    if args.docs:
+        write_docs(json.loads(args.out.read_text()))
+        return
     size = QUICK if args.quick else Size()
     if args.end_to_end:
         json.dump(end_to_end(size), sys.stdout)

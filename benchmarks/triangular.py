@@ -428,9 +428,14 @@ def two_moons_table(found: dict[str, Any]) -> str:
                 each = " ".join(f"{s:.3f}" for s in one[solver]["each"])
                 rate = one[solver].get("acceptance_rate", [1.0])
                 how = {"draws": "bisection", "euler": "Euler, 20 steps", "rk45": "RK5(4)"}[solver]
-                words = [name, how, f"{one[solver]['c2st']:.3f}", each, f"{min(rate):.2f}", f"{one['weights']:,}"]
-                rows.append(words)
-    return table(["flow", "draws by", "mean C2ST", "each", "least acceptance rate", "weights"], rows)
+                words = [name, how, f"{one[solver]['c2st']:.3f}", each, f"{min(rate):.2f}"]
+                bisected = solver == "draws"
+                residuals = (
+                    [f"{max(one[solver]['residual']):.1e}", sum(one[solver]["unsolved"])] if bisected else ["", ""]
+                )
+                rows.append([*words, *residuals, f"{one['weights']:,}"])
+    head = ["flow", "draws by", "mean C2ST", "each", "least acceptance rate", "largest residual", "above 1e-5"]
+    return table([*head, "weights"], rows)
 
 
 def inverse_table(found: dict[str, Any]) -> str:
