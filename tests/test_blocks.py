@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import cpejax as cpe
 from cpejax._base import Prior
-from cpejax._blocknet import UNROLLED, BlockNet, log_slope_of_tanh
+from cpejax._blocknet import MANY, UNROLLED, BlockNet, log_slope_of_tanh
 from cpejax._blocks import Dense, Edges, LowRank, Wiring, wire
 from cpejax._discrete import TOLERANCE, bisect, newton
 
@@ -143,6 +143,19 @@ def test_few_nodes_are_computed_one_by_one(options):
 
     found, expected = both(net, jax.random.normal(KEY, (5, 4)), added)
     assert np.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"storage": "dense"}, {"storage": "edges"}, {"reads": "parents"}], ids=str)
+def test_many_rows_are_computed_node_by_node(options):
+    net = network(**options)
+    x, added = jax.random.normal(KEY, (MANY, 6)), jax.random.normal(KEY, (MANY, 8))
+
+    def value(x, added):
+        return net(x, [(added, -added), None, None])
+
+    assert net._unrolls(MANY)
+    assert not net._unrolls(MANY - 1)
+    assert np.allclose(jax.jit(value)(x, added)[1:], jax.jit(value)(x[1:], added[1:]), atol=1e-5)
 
 
 def test_log_derivative_far_out():

@@ -99,6 +99,12 @@ def test_layers_on_rows_are_those_of_equinox(inside, outside):
     np.testing.assert_allclose(on_rows(net.layers[0], x[0, 0]), net.layers[0](x[0, 0]), atol=1e-5)
 
 
+def test_silu_is_that_of_jax():
+    x = jnp.linspace(-30, 30, 601)
+    for of in (lambda f: f, jax.grad, lambda f: jax.grad(jax.grad(f))):
+        np.testing.assert_allclose(jax.vmap(of(silu))(x), jax.vmap(of(jax.nn.silu))(x), atol=2e-6)
+
+
 def test_a_product_from_turned_weights_has_the_slopes_of_the_plain_one():
     keys = jax.random.split(KEY, 4)
     values = jax.random.normal(keys[0], (2, 3, 5)), jax.random.normal(keys[1], (7, 5))

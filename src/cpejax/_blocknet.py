@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._blocks import Blocks, Run, Storage, Wiring, blocks
+from cpejax._blocks import Blocks, LowRank, Run, Storage, Wiring, blocks
 from cpejax._condition import Condition
 
 Reads = Literal["ancestors", "parents"]
@@ -28,6 +28,9 @@ Solve = Callable[[Scalar, Array, Array, Array, Array], Array]
 
 UNROLLED = 4
 """The most nodes that are computed one by one where no derivative is needed."""
+MANY, UNROLLED_BLOCKS = 1000, 48
+"""Of so many rows, as there are in draws, arithmetic counts more than the number of operations: maps of at most so many
+blocks are then computed node by node as well, however they are stored. More would take too long to compile."""
 
 
 class BlockNet(eqx.Module):
@@ -107,11 +110,19 @@ class BlockNet(eqx.Module):
 
     def __call__(self, x: Float[Array, "n d"], conditions: Conditions) -> Float[Array, "n d"]:
         gamma = self._share()
-        few = self.wiring.size <= UNROLLED
-        return gamma * x + (1 - gamma) * (self._unrolled(x, conditions) if few else self._hidden(x, conditions)[1])
+        node_by_node = self._unrolls(len(x))
+        value = self._unrolled(x, conditions) if node_by_node else self._hidden(x, conditions)[1]
+        return gamma * x + (1 - gamma) * value
+
+    def _unrolls(self, rows: int) -> bool:
+        """Whether so many rows are computed node by node."""
+        if self.wiring.size <= UNROLLED:
+            return True
+        blocks = self.wiring.size + len(self.wiring.sources)
+        return rows >= MANY and blocks <= UNROLLED_BLOCKS and not isinstance(self.maps[0], LowRank)
 
     def _unrolled(self, x: Float[Array, "n d"], conditions: Conditions) -> Float[Array, "n d"]:
-        """`λ` node by node: of few nodes faster, because nothing is put together, or multiplied by zero, in between."""
+        """`λ` node by node: nothing is put together, or multiplied by zero, in between."""
         h = [x[:, i : i + 1] for i in self.wiring.order.tolist()]
         for k, (matrix, bias) in enumerate(zip(self.maps, self.biases, strict=True)):
             own, edge = matrix.diagonal(), 0

@@ -18,32 +18,39 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-PRODUCTS_BY_EIGEN: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+Options = dict[str, str | bool]  # what XLA takes; a number as text
+
+WIDE: Options = {"xla_cpu_prefer_vector_width": "512"}
+"""Vectors as wide as AVX-512 has them, where a processor has it: XLA takes half, and draws are slower by it."""
+PRODUCTS_BY_EIGEN: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 """Of XLA's two libraries for matrix products on a CPU, Eigen's divides middling ones among the cores, and goes on with
 other operations meanwhile. YNNPACK's does not; for a program that has a core of its own it is as good or better."""
 
 
+def options_for_all_cores() -> Options:
+    """Options for compiling a program that has all cores to itself."""
+    return {} if cores() == 1 else known(WIDE) | known(PRODUCTS_BY_EIGEN)
+
+
+def known(options: Options) -> Options:
+    """Options of XLA's, or none where this version of it does not have them."""
+    return dict(_known(tuple(options.items())))
+
+
 @functools.cache
-def options_for_all_cores() -> dict[str, str | bool]:
-    """Options for compiling a program that has all cores to itself; none where this version of XLA has them not."""
-    if cores() == 1:
-        return {}
+def _known(options: tuple[tuple[str, str | bool], ...]) -> tuple[tuple[str, str | bool], ...]:
     try:
-        jax.jit(lambda: 0).lower().compile(compiler_options=PRODUCTS_BY_EIGEN)
+        jax.jit(lambda: 0).lower().compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError:
-        return {}
-    return PRODUCTS_BY_EIGEN
+        return ()
+    return options
 
 
-def compile_each(function: Any, arguments: list[tuple], threads: ThreadPoolExecutor) -> list[Callable]:
-    """A compiled program for each of some arguments. Those that look alike share one; different ones take a core each.
-
-    Traced here, not on the threads, which do not see the user's settings of JAX (`with jax.default_device(...)`).
-    """
-    options = options_for_all_cores() if len(arguments) == 1 else {}
-    lowered = [function.lower(*each) for each in arguments]
-    texts = [program.as_text() for program in lowered]
-    different = dict(zip(texts, lowered, strict=True))
+def compile_each(programs: list[Any], threads: ThreadPoolExecutor) -> list[Callable]:
+    """Lowered programs, compiled. Those that look alike are compiled once; different ones take a core each."""
+    options = options_for_all_cores() if len(programs) == 1 else {}
+    texts = [program.as_text() for program in programs]
+    different = dict(zip(texts, programs, strict=True))
     done = threads.map(lambda program: program.compile(options), different.values())
     compiled = dict(zip(different, done, strict=True))
     return [compiled[text] for text in texts]

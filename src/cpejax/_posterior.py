@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cpejax._coordinates import Coordinates, Values
-from cpejax._cores import cores, on_cores
+from cpejax._cores import WIDE, cores, known, on_cores
 from cpejax._flow import Flow, Method, Solver, count_weights
 from cpejax._graph import Graph
 from cpejax._keys import check_key, key_words
@@ -525,7 +525,7 @@ def _draw_on_cores(
         shares, axis, size = min(cores(), len(keys)), 0, n
         which = np.arange(shares * -(-len(keys) // shares)).reshape(shares, -1) % len(keys)  # the last is filled
         each = [({name: x[w] for name, x in data.items()}, keys[w]) for w in which]
-    done = on_cores(_draw, [(flow, data, keys, size, steps, solver, chunk) for data, keys in each])
+    done = on_cores(_compiled_draw(), [(flow, data, keys, size, steps, solver, chunk) for data, keys in each])
     last = len(keys), n
     values = {name: np.concatenate([v[name] for v, _ in done], axis)[: last[0], : last[1]] for name in done[0][0]}
     counted = {
@@ -535,7 +535,12 @@ def _draw_on_cores(
     return values, counted
 
 
-@eqx.filter_jit
+@cache
+def _compiled_draw() -> Callable:
+    # Equinox passes options on to `jax.jit`; its annotations do not say so.
+    return eqx.filter_jit(_draw, compiler_options=known(WIDE))  # type: ignore[call-overload]
+
+
 def _draw(
     flow: Flow, data: Values, keys: Array, n: int, steps: int, solver: Solver, chunk: int
 ) -> tuple[Values, dict[str, Array]]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -226,6 +227,7 @@ def train(
             (states, best), history, epoch_number = found
 
     run_epoch = _epoch(optimiser, settings.average, batch, batches)
+    arrays, structures = zip(*map(_separate, parts), strict=True)
     seed = key_words(key_epochs)
 
     def order_of(epoch: int) -> np.ndarray:
@@ -240,10 +242,13 @@ def train(
     with _Interrupt() as interrupt, ThreadPoolExecutor(len(parts)) as threads:
         while epoch_number < epochs and not history.stopped:
             rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), jnp.float32)
-            fixed = [(part, jnp.asarray(epoch_number), jnp.asarray(following), rate) for part in parts]
-            if compiled is None:
-                compiled = compile_each(run_epoch, list(zip(fixed, states, strict=True)), threads)
-            done = threads.map(lambda run, *each: jax.block_until_ready(run(*each)), compiled, fixed, states)
+            now = jnp.asarray(epoch_number), jnp.asarray(following), rate
+            if compiled is None:  # traced here, not on the threads, which do not see `with jax.default_device(...)`
+                each = zip(structures, arrays, states, strict=True)
+                compiled = compile_each([run_epoch.lower(s, a, *now, state) for s, a, state in each], threads)
+            done = threads.map(
+                lambda run, a, state, now=now: jax.block_until_ready(run(a, *now, state)), compiled, arrays, states
+            )
             following = order_of(epoch_number + 1)  # while they run
             states, losses, values = map(list, zip(*done, strict=True))
             value = sum(map(float, values))
@@ -306,14 +311,36 @@ def _divide(
     return parts, states
 
 
+@dataclass(frozen=True)
+class Structure:
+    """All of a part but its arrays."""
+
+    tree: Any
+    leaves: tuple
+
+    def part(self, arrays: list[Array]) -> Part:
+        """The part with these arrays."""
+        each = iter(arrays)
+        return jax.tree.unflatten(self.tree, [next(each) if x is None else x for x in self.leaves])
+
+
+def _separate(part: Part) -> tuple[list[Array], Structure]:
+    """The arrays of a part, and the rest. Done once: `eqx.filter_jit` would take a millisecond for it in each epoch."""
+    leaves, tree = jax.tree.flatten(part)
+    arrays = jax.device_put([x for x in leaves if eqx.is_array(x)])
+    return arrays, Structure(tree, tuple(None if eqx.is_array(x) else x for x in leaves))
+
+
 def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: int, batches: int) -> Any:
     """The program of an epoch: from a part, the epoch's number, the order of its rows `(batches, batch)` and its
     learning rate; and from the part's state, to the next state, the mean loss and the validation loss.
     """
 
-    @eqx.filter_jit(donate="all-except-first")
-    def run_epoch(fixed: tuple[Part, Array, Array, Array], state: State) -> tuple[State, Array, Array]:
-        part, epoch, order, rate = fixed
+    @partial(jax.jit, static_argnames="structure", donate_argnames="state")
+    def run_epoch(
+        structure: Structure, arrays: list[Array], epoch: Array, order: Array, rate: Array, state: State
+    ) -> tuple[State, Array, Array]:
+        part = structure.part(arrays)
 
         def loss(weights: Weights, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
             return part.flow(weights).loss(rows, key)
