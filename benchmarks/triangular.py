@@ -6,6 +6,7 @@
     python benchmarks/triangular.py two_moons   # C2ST over five observations, 10,000 simulations (minutes)
     python benchmarks/triangular.py inverse     # the discrete flow's draws by bisection and by a regressor
     python benchmarks/triangular.py speed       # epochs and draws, beside the ancestral flow's (idle machine)
+    python benchmarks/triangular.py draws       # draws of the triangular and the ancestral flow on all tasks (idle)
     python benchmarks/triangular.py docs        # tables and figures of docs/triangular.md, from the results
 
 Results are written to benchmarks/results/triangular.json as they come; what is there already is not computed again,
@@ -344,6 +345,31 @@ def all_speeds(turns: int = 10) -> dict[str, Any]:
     return found
 
 
+def draws() -> Iterator[Job]:
+    """10,000 draws of the triangular flow and of the ancestral one, with nothing rejected, for each task."""
+    for name in cpe.tasks.names():
+        yield name, lambda name=name: one_draws(name)
+
+
+def one_draws(name: str, turns: int = 5) -> dict[str, Any]:
+    """Networks that are hardly trained: the time of a draw does not depend on it. Both draw in turns."""
+    task = cpe.tasks.get(name)
+    simulations = cpe.simulate(task.program, 1_000, observed=task.observed, key=jax.random.key(0))
+    posteriors = {
+        flow: cpe.fit(task.program, simulations, method=SPEED[method], key=jax.random.key(2), max_epochs=2)
+        for flow, method in {"ancestral": "ancestral", "triangular": "triangular, prior coordinates"}.items()
+    }
+    wiring = posteriors["triangular"].flow.net.wiring
+    seconds = [{flow: timed_draws(p, task)["seconds"] for flow, p in posteriors.items()} for _ in range(turns)]
+    return {
+        "parameters": wiring.size,
+        "edges": len(wiring.sources),
+        "seconds": {flow: statistics.median(turn[flow] for turn in seconds) for flow in posteriors},
+        "over_ancestral": statistics.median(turn["triangular"] / turn["ancestral"] for turn in seconds),
+        "flops": {flow: draws_flops(p.flow, task.observation(0)) for flow, p in posteriors.items()},
+    }
+
+
 def draws_flops(flow: Any, given: dict[str, Any]) -> int | None:
     """The floating-point operations of 10,000 draws' matrix products, where their number is known beforehand."""
     data = {name: jnp.asarray(x) for name, x in given.items()}
@@ -456,6 +482,17 @@ def speed_table(found: dict[str, Any]) -> str:
     return table([*head, "least acceptance rate"], rows)
 
 
+def draws_table(found: dict[str, Any]) -> str:
+    rows = []
+    for name, one in sorted(found.items(), key=lambda item: item[1]["parameters"] + item[1]["edges"]):
+        (slow, fast), flops = (one["seconds"][flow] for flow in ("triangular", "ancestral")), one["flops"]
+        over = flops["triangular"] / flops["ancestral"]
+        numbers = [f"{1e3 * slow:.0f}", f"{1e3 * fast:.0f}", f"{one['over_ancestral']:.2f}", f"{over:.2f}"]
+        rows.append([name, str(one["parameters"]), str(one["edges"]), *numbers])
+    head = ["task", "parameters", "edges", "triangular, ms", "ancestral, ms", "ratio", "ratio of products"]
+    return table(head, rows)
+
+
 def figures(results: dict[str, Any], folder: Path) -> None:
     import matplotlib as mpl
 
@@ -506,6 +543,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "two_moons": two_moons_table,
     "inverse": inverse_table,
     "speed": speed_table,
+    "draws": draws_table,
 }
 
 
@@ -523,6 +561,7 @@ PARTS: dict[str, Callable[[], Iterator[Job]]] = {
     "two_moons": two_moons,
     "inverse": inverse,
     "speed": speed,
+    "draws": draws,
 }
 
 
