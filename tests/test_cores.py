@@ -34,6 +34,6 @@ def test_programs_that_look_alike_are_compiled_once():
     assert first is not third
 
 
-def test_a_version_of_xla_without_an_option_does_without_it(two_cores):
+def test_a_version_of_xla_without_an_option_does_without_it():
     assert _cores.known(_cores.WIDE) == _cores.WIDE
     assert _cores.known({"xla_cpu_no_such_option": "1"}) == {}
