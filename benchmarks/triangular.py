@@ -531,8 +531,8 @@ def figures(results: dict[str, Any], folder: Path) -> None:
             axes[1].plot(x, [one["weights"] for one in of], style, color=colour, ms=3, lw=1)
     for axis, name in zip(axes, ("training step, ms", "weights"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel="parameters of a chain", ylabel=name)
-    axes[0].legend(frameon=False, fontsize=7)
-    figure.tight_layout()
+    figure.legend(frameon=False, fontsize=7, ncols=4, loc="upper center")
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
     save(figure, "triangular_scaling.svg")
 
 
