@@ -21,6 +21,17 @@ EDGE = math.sqrt(3.0)
 """Where the standardised uniform distribution ends."""
 FAR = 1e9
 """Where all others end."""
+NARROWEST, WIDEST = -8.0, 3.0
+"""Bounds of the logarithm of a scale. A single simulation cannot draw a component to a point; and no component is so
+wide that float32 loses what part of it is inside the prior's edges."""
+FURTHEST = 30.0
+"""Bound of a mean where the prior has no edges."""
+OUTSIDE = 3.0
+"""By at most so many of its scales a component's mean is outside the prior's edges: some of its mass is inside."""
+RANGE = 30.0
+"""Bound of the logarithms of weights, before they are normalised."""
+HALVINGS = 20
+"""Of the bracket of a quantile, before Newton's method."""
 COEFFICIENTS = (
     *(-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806),
     *(0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277),
@@ -56,15 +67,17 @@ class Mixture(eqx.Module):
     def from_numbers(cls, x: Float[Array, "three_components *rows"], uniform: Bool[Array, "..."]) -> Mixture:
         """From a network's output, for zeros a mixture that covers N(0, 1).
 
-        Scales are at least e⁻⁸, so that no single simulation can draw one to zero.
+        Whatever the output is, if it is finite, the mixture is a distribution: its values are kept within bounds in
+        which float32 resolves its density, its distribution function and the mass inside the prior's edges.
         """
         weights, means, log_scales = jnp.split(x, 3)
         if (components := len(means)) > 1:
             start = np.linspace(-1.5, 1.5, components, dtype=np.float32)
             means, log_scales = means + start.reshape(-1, *(1,) * (x.ndim - 1)), log_scales - 0.5
+        weights, log_scales = jnp.clip(weights, -RANGE, RANGE), jnp.clip(log_scales, NARROWEST, WIDEST)
         # Mass beyond the edges is cut off; means stay near, so that not all of it is.
-        means = jnp.where(uniform, jnp.clip(means, -2 * EDGE, 2 * EDGE), means)
-        return cls(weights - _log_sum_exp(weights), means, jnp.maximum(log_scales, -8.0), uniform)
+        furthest = jnp.where(uniform, jnp.minimum(2 * EDGE, EDGE + OUTSIDE * jnp.exp(log_scales)), FURTHEST)
+        return cls(weights - _log_sum_exp(weights), jnp.clip(means, -furthest, furthest), log_scales, uniform)
 
     def _flat(self, rows: tuple[int, ...]) -> Mixture:
         """The mixtures of all `rows` along one axis: over the first of two axes a CPU sums many times as fast."""
@@ -102,22 +115,32 @@ class Mixture(eqx.Module):
         return (jnp.where(lower < upper, 1.0, -1.0) * ndtri(jnp.maximum(smaller, SMALLEST))).reshape(s.shape)
 
     def bend(self, w: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
-        """The inverse of `straighten`: bisection, then two steps of Newton's method."""
+        """The inverse of `straighten`: bisection, then Newton's method inside what is left of the bracket."""
         # Mirrored where w > 0, so that the tail that is compared is always the small one.
         sign = jnp.where(w > 0, -1.0, 1.0)
+        edge = jnp.where(self.uniform, EDGE, jnp.inf)
         # One by one: a sum over an axis would write all of its terms to memory, each time.
-        components = list(zip(jnp.exp(self.log_weights), sign * self.means, jnp.exp(-self.log_scales), strict=True))
+        components = [
+            (weight, mean, rate, start, _tail(start))
+            for weight, mean, rate in zip(
+                jnp.exp(self.log_weights), sign * self.means, jnp.exp(-self.log_scales), strict=True
+            )
+            for start in [jnp.where(self.uniform, (-EDGE - mean) * rate, -FAR)]
+        ]
 
         def below(s: Array) -> Array:
-            return _sum(weight * _cdf((s - mean) * rate) for weight, mean, rate in components)
+            """The mass between the lower edge and `s`."""
+            return _sum(
+                weight * _difference(start, tail, x, _tail(x))
+                for weight, mean, rate, start, tail in components
+                for x in [(s - mean) * rate]
+            )
 
         def density(s: Array) -> Array:
-            return _sum(weight * rate * norm.pdf((s - mean) * rate) for weight, mean, rate in components)
+            return _sum(weight * rate * norm.pdf((s - mean) * rate) for weight, mean, rate, _, _ in components)
 
-        edge = jnp.full_like(w, EDGE)
-        cut = jnp.where(self.uniform, below(-edge), 0.0)
-        inside = jnp.where(self.uniform, jnp.maximum(below(edge) - cut, SMALLEST), 1.0)
-        mass = cut + _tail(w) * inside
+        inside = jnp.where(self.uniform, jnp.maximum(below(jnp.full_like(w, EDGE)), SMALLEST), 1.0)
+        mass = _tail(w) * inside
 
         def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
@@ -125,19 +148,24 @@ class Mixture(eqx.Module):
             left = below(middle) < mass
             return jnp.where(left, middle, low), jnp.where(left, high, middle)
 
-        # The quantile of a mixture lies between the least and the greatest of its components'.
-        normal = jnp.where(self.uniform, ndtri(jnp.clip(mass, SMALLEST, 1 - 1e-7)), -jnp.abs(w))
-        quantiles = [mean + normal / rate for _, mean, rate in components]
-        edge = jnp.where(self.uniform, EDGE, jnp.inf)
-        low, high = (jnp.clip(functools.reduce(f, quantiles), -edge, edge) for f in (jnp.minimum, jnp.maximum))
-        low, high = jax.lax.fori_loop(0, 14, halve, (low, high))
+        # The quantile of a mixture lies between the least and the greatest of its components'. That of a component
+        # without its part below the edge is above the whole one's, and no lower than the edge.
+        normal = -jnp.abs(w)
+        quantiles = [mean + normal / rate for _, mean, rate, _, _ in components]
+        low, high = functools.reduce(jnp.minimum, quantiles), functools.reduce(jnp.maximum, quantiles)
+        low, high = jnp.where(self.uniform, -EDGE, low), jnp.where(self.uniform, EDGE, high)
+        low, high = jax.lax.fori_loop(0, HALVINGS, halve, (low, high))
 
-        def improve(_: Any, s: Array) -> Array:
-            return jnp.clip(s - (below(s) - mass) / jnp.maximum(density(s), 1e-30), low, high)
+        def improve(_: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            low, high, s = state
+            excess = below(s) - mass
+            low, high = jnp.where(excess < 0, s, low), jnp.where(excess < 0, high, s)
+            newton = s - excess / jnp.maximum(density(s), 1e-30)
+            return low, high, jnp.where((newton > low) & (newton < high), newton, 0.5 * (low + high))
 
-        s = jax.lax.fori_loop(0, 2, improve, 0.5 * (low + high))
+        *_, s = jax.lax.fori_loop(0, 5, improve, (low, high, 0.5 * (low + high)))
         rank = jnp.clip(s / math.sqrt(12.0) + 0.5, 1e-7, 1 - 1e-7)
-        return sign * jnp.where(self.uniform, ndtri(rank), s)
+        return sign * jnp.where(self.uniform, ndtri(rank), jnp.clip(s, -edge, edge))
 
 
 def _sum(terms: Iterable[Array]) -> Array:
@@ -163,16 +191,15 @@ def _tail(x: Array) -> Array:
     return 0.5 * t * jnp.exp(polynomial - half * half)
 
 
-def _cdf(x: Array) -> Array:
-    tail = _tail(x)
-    return jnp.where(x < 0, tail, 1.0 - tail)
+def _difference(a: Array, tail_a: Array, b: Array, tail_b: Array) -> Array:
+    """`Φ(b) − Φ(a)` for `a ≤ b`, from the tails they are in."""
+    return jnp.where(a > 0, tail_a - tail_b, jnp.where(b < 0, tail_b - tail_a, 1.0 - tail_a - tail_b))
 
 
 @jax.custom_jvp
 def _between(a: Array, b: Array) -> Array:
-    """`Φ(b) − Φ(a)` for `a ≤ b`, from the tails they are in."""
-    tail_a, tail_b = _tail(a), _tail(b)
-    return jnp.where(a > 0, tail_a - tail_b, jnp.where(b < 0, tail_b - tail_a, 1.0 - tail_a - tail_b))
+    """`Φ(b) − Φ(a)` for `a ≤ b`."""
+    return _difference(a, _tail(a), b, _tail(b))
 
 
 @_between.defjvp
