@@ -54,3 +54,51 @@ def test_where_the_prior_is_uniform_a_single_component_is_a_truncated_normal():
     inside = norm.cdf(EDGE, mean, scale) - norm.cdf(-EDGE, mean, scale)
     expected = norm.logpdf(s, mean, scale) - np.log(inside) + np.log(np.sqrt(12) * norm.pdf(z))
     np.testing.assert_allclose(log_density(one, jnp.asarray(z, jnp.float32)), expected, rtol=1e-4)
+
+
+def any_outputs(rows, seed=0):
+    """Outputs of networks of every magnitude that float32 has, half of them below 30."""
+    rng = np.random.default_rng(seed)
+    small, large = 10.0 ** rng.uniform(-2, 1.5, rows), 10.0 ** rng.uniform(1.5, 38, rows)
+    scale = np.where(rng.uniform(size=rows) < 0.5, small, large)
+    return jnp.asarray(np.clip(scale * rng.normal(size=(24, rows)), -3e38, 3e38), jnp.float32)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_every_output_of_a_network_is_a_distribution(uniform):
+    """The density integrates to one, on a grid that is as fine as each component."""
+    mixture = Mixture.from_numbers(any_outputs(300), jnp.full((1,), uniform))
+    means, scales = np.asarray(mixture.means, float), np.exp(np.asarray(mixture.log_scales, float))
+    grid = (means[:, None] + scales[:, None] * np.linspace(-8, 8, 1601)[:, None]).reshape(-1, 300)
+    if uniform:
+        grid = np.concatenate([np.clip(grid, -EDGE, EDGE), np.repeat(np.linspace(-EDGE, EDGE, 2001)[:, None], 300, 1)])
+    grid = np.sort(grid.astype(np.float32), axis=0)
+    log_f = jax.jit(jax.vmap(lambda s: mixture.log_density(jnp.zeros_like(s), s)))(grid)
+    factor = np.sqrt(12) * norm.pdf(0) if uniform else 1.0  # from the density of z, at 0, to that of s
+    f = np.exp(np.asarray(log_f, float)) / factor
+    integral = (0.5 * (f[1:] + f[:-1]) * np.diff(grid.astype(float), axis=0)).sum(0)
+    assert np.abs(integral - 1).max() < 1e-3
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_bend_inverts_straighten_for_every_output_of_a_network(uniform):
+    mixture = Mixture.from_numbers(any_outputs(300), jnp.full((1,), uniform))
+    w = jnp.asarray(np.random.default_rng(1).normal(size=(50, 300)), jnp.float32)
+    z = jax.vmap(mixture.bend)(w)
+    assert np.isfinite(z).all()
+    error = np.abs(np.asarray(jax.vmap(lambda z: mixture.straighten(linear(z, mixture.uniform)))(z) - w))
+    resolved = np.abs(np.asarray(z)) < 4.5 if uniform else np.ones_like(error, bool)  # z = 5 is 3e-7 from an edge
+    assert np.quantile(error, 0.99) < 0.01
+    assert error[resolved].max() < 0.05
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_gradients_are_finite_for_every_output_of_a_network(uniform):
+    outputs = any_outputs(300)
+
+    def total(outputs, s):
+        mixture = Mixture.from_numbers(outputs, jnp.full((1,), uniform))
+        return mixture.log_density(jnp.zeros_like(s), s).sum()
+
+    for s in (0.0, 1.7, -EDGE):
+        assert np.isfinite(jax.jit(jax.grad(total))(outputs, jnp.full(300, s))).all()
