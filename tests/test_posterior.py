@@ -239,6 +239,36 @@ def test_densities_are_for_one_observation(posterior, tree):
         posterior.log_prob(tree, given={"y": np.zeros((2, 3)), "total": np.zeros(2)})
 
 
+def broken(posterior, weight=np.nan):
+    """A posterior one of whose networks gives what is not a number: that of the last parameter drawn."""
+    group = posterior.flow.groups[-1]
+    bias = group.mixture_bias.at[-1].set(weight)
+    return replace(posterior, flow=eqx.tree_at(lambda f: f.groups[-1].mixture_bias, posterior.flow, bias))
+
+
+def test_draws_that_are_not_finite_are_an_error(posterior, given, monkeypatch):
+    with pytest.raises(FloatingPointError, match=r"Of 100 draws some are not finite: 100 of 'theta'\. Such draws are"):
+        broken(posterior).sample(100, given=given, key=KEY)
+    # A single one of a single observation is enough.
+    draw = _posterior._draw_on_cores
+
+    def spoilt(*args):
+        values, counted = draw(*args)
+        mu = values["mu"].copy()
+        mu[2, 5] = np.inf
+        return {**values, "mu": mu}, counted
+
+    monkeypatch.setattr(_posterior, "_draw_on_cores", spoilt)
+    many = {"y": np.stack([Y, Y, Y]), "total": np.zeros(3)}
+    with pytest.raises(FloatingPointError, match=r"1 of 'mu', for 1 of 3 observations, the first of which is number 2"):
+        posterior.sample(10, given=many, key=KEY)
+
+
+def test_a_density_that_is_not_a_number_is_an_error(posterior, given, tree):
+    with pytest.raises(FloatingPointError, match=r"log-density of 2000 of 2000 draws is not .* the first of them at"):
+        broken(posterior).log_prob(tree, given=given)
+
+
 # ---- bad observations
 
 
