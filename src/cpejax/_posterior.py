@@ -167,14 +167,14 @@ def _prepare(flow: Any, rows: Simulations, chunk: int = 10_000) -> Any:
     parts, inside = [], []
     for start in range(0, rows.n, size):
         which = np.arange(start, start + size) % rows.n  # one shape, one compilation
-        part, good = _prepare_chunk(flow, {name: jnp.asarray(x[which], jnp.float32) for name, x in rows.items()})
+        part, good = _prepare_chunk(flow, {name: jnp.asarray(x[which], float) for name, x in rows.items()})
         keep = min(size, rows.n - start)
         parts.append(jax.tree.map(lambda x, keep=keep: x[:keep], part))
         inside.append(np.asarray(good)[:keep])
     outside = np.flatnonzero(~np.concatenate(inside))
     if len(outside) > 0.01 * rows.n:  # a few stand on the edge of a support, and by rounding outside
         row = int(outside[0])
-        sites = flow.coordinates.outside({name: jnp.asarray(x[row], jnp.float32) for name, x in rows.items()})
+        sites = flow.coordinates.outside({name: jnp.asarray(x[row], float) for name, x in rows.items()})
         raise ValueError(
             f"{len(outside)} of {rows.n} simulations have parameters outside the prior's support, the first "
             f"in row {row}: {', '.join(f'{n} = {words(rows[n][row])}' for n in sites)}. They may be of another program."
@@ -341,8 +341,8 @@ class Posterior:
             methods are then by `"rk45"`.
 
         **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support the
-        log-density is −∞; one that is not a number is an error. Of a method that rejects draws (`acceptance_rate` below 1) it is the density of what is
-        proposed; that of the draws is higher by the factor 1 / acceptance rate.
+        log-density is −∞; one that is not a number is an error. Of a method that rejects draws (`acceptance_rate` below
+        1) it is the density of what is proposed; that of the draws is higher by the factor 1 / acceptance rate.
 
         The baselines estimate it in more than 32 dimensions and say with which error; `log_prob_with_error` returns it.
         """
@@ -428,7 +428,7 @@ class Posterior:
                     continue
                 raise ValueError(f"given has no '{name}'; it needs the data sites {list(self.graph.data)}.")
             with np.errstate(over="ignore"):
-                x = _numbers(given[name], f"given['{name}']").astype(np.float32)
+                x = _numbers(given[name], f"given['{name}']").astype(jnp.result_type(float))
             if x.shape == site.shape:
                 lengths[name] = None
             elif x.shape[1:] == site.shape and x.ndim == len(site.shape) + 1 and len(x) > 0:
@@ -441,7 +441,7 @@ class Posterior:
             if not np.isfinite(x).all():
                 bad = np.argwhere(~np.isfinite(x))[0].tolist()
                 raise ValueError(
-                    f"given['{name}'] has {int((~np.isfinite(x)).sum())} values that are not finite in float32, the "
+                    f"given['{name}'] has {int((~np.isfinite(x)).sum())} values that are not finite in {x.dtype}, the "
                     f"first at {bad}. Missing data need a program that simulates them as missing."
                 )
             out[name] = jnp.asarray(x)
@@ -470,7 +470,7 @@ class Posterior:
             x = source[name]
             if isinstance(source, xr.Dataset) and set(lead) <= set(x.dims):
                 x = x.transpose(*lead, ...)
-            x = _numbers(x, f"draws['{name}']").astype(np.float32)
+            x = _numbers(x, f"draws['{name}']").astype(jnp.result_type(float))
             if x.shape[len(lead) :] != site.shape or x.ndim != len(lead) + len(site.shape):
                 raise ValueError(
                     f"draws['{name}'] has shape {x.shape}, but draws of site '{name}' have shape "
@@ -637,7 +637,7 @@ def _reject(
         # Behind those that are there already; what is not accepted, or too much, goes nowhere.
         to = jnp.where(good, counts["accepted"] + jnp.cumsum(good) - 1, n)
         drawn = {name: x.at[to].set(new[name], mode="drop") for name, x in drawn.items()}
-        counts = {"accepted": counts["accepted"] + good.sum(), "proposed": counts["proposed"] + size}
+        counts = {"accepted": counts["accepted"] + good.sum(dtype=jnp.int32), "proposed": counts["proposed"] + size}
         return i + 1, drawn, counts, jax.tree.map(_combine, others, counted)
 
     shapes, counted = jax.eval_shape(lambda: propose(size, key))
@@ -724,7 +724,7 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
         differ = "; ".join(graph.differences(about["graph"]))
         raise ValueError(f"The posterior in {folder} was fitted to another program: {differ}.")
     method = _read_method(about, method, folder)
-    blank = {name: np.zeros((1, *site.shape), np.float32) for name, site in graph.sites.items()}
+    blank = {name: np.zeros((1, *site.shape), jnp.result_type(float)) for name, site in graph.sites.items()}
     flow = method.build(bound, graph, blank, key=jax.random.key(0), like=about["description"])
     weights = folder / "weights.safetensors"
     if not weights.exists() or digest(weights.read_bytes()) != about["weights_sha256"]:
