@@ -1,8 +1,11 @@
 """A fitted posterior: what it returns, what it refuses, and that a file gives back the same or an error."""
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import equinox as eqx
@@ -239,6 +242,36 @@ def test_densities_are_for_one_observation(posterior, tree):
         posterior.log_prob(tree, given={"y": np.zeros((2, 3)), "total": np.zeros(2)})
 
 
+def broken(posterior, weight=np.nan):
+    """A posterior one of whose networks gives what is not a number: that of the last parameter drawn."""
+    group = posterior.flow.groups[-1]
+    bias = group.mixture_bias.at[-1].set(weight)
+    return replace(posterior, flow=eqx.tree_at(lambda f: f.groups[-1].mixture_bias, posterior.flow, bias))
+
+
+def test_draws_that_are_not_finite_are_an_error(posterior, given, monkeypatch):
+    with pytest.raises(FloatingPointError, match=r"Of 100 draws some are not finite: 100 of 'theta'\. Such draws are"):
+        broken(posterior).sample(100, given=given, key=KEY)
+    # A single one of a single observation is enough.
+    draw = _posterior._draw_on_cores
+
+    def spoilt(*args):
+        values, counted = draw(*args)
+        mu = values["mu"].copy()
+        mu[2, 5] = np.inf
+        return {**values, "mu": mu}, counted
+
+    monkeypatch.setattr(_posterior, "_draw_on_cores", spoilt)
+    many = {"y": np.stack([Y, Y, Y]), "total": np.zeros(3)}
+    with pytest.raises(FloatingPointError, match=r"1 of 'mu', for 1 of 3 observations, the first of which is number 2"):
+        posterior.sample(10, given=many, key=KEY)
+
+
+def test_a_density_that_is_not_a_number_is_an_error(posterior, given, tree):
+    with pytest.raises(FloatingPointError, match=r"log-density of 2000 of 2000 draws is not .* the first of them at"):
+        broken(posterior).log_prob(tree, given=given)
+
+
 # ---- bad observations
 
 
@@ -467,3 +500,47 @@ def test_embeddings_are_given_again(of_a_set, tmp_path):
     given = {"y": np.full((12, 1), 0.8)}
     one, other = (p.sample(4000, given=given, key=KEY)["posterior"]["a"] for p in (of_a_set, loaded))
     assert np.array_equal(one, other)
+
+
+# ---- double precision
+
+
+IN_DOUBLE = """
+import jax, numpy as np, numpyro, numpyro.distributions as dist
+import cpejax as cpe
+
+def program():
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(a, 1.0))
+    numpyro.sample("x", dist.Normal(b, 1.0).expand([8]).to_event(1))
+
+simulations = cpe.simulate(program, 60, observed=["x"], key=jax.random.key(0))
+given = {"x": simulations["x"][0]}
+method = METHOD
+post = cpe.fit(program, simulations, method=method, max_epochs=1, key=jax.random.key(1))
+draws = post.sample(4, given=given, key=jax.random.key(2))
+found = post.log_prob(draws, given=given)
+assert found.dtype == draws["posterior"]["a"].dtype == np.float64, found.dtype
+assert np.isfinite(found).all()
+post.save(FOLDER)
+assert np.array_equal(cpe.load(FOLDER, program, method=method).log_prob(draws, given=given), found)
+"""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "cpe.CPE(depth=1, hidden=8, components=1)",  # with arrays of more than LARGE weights
+        pytest.param(
+            "cpe.CPE(embed={'x': cpe.ConvEmbedding((8,), 2, 4, 1, key=jax.random.key(0))})", marks=pytest.mark.slow
+        ),
+        pytest.param("cpe.CPE(flow='triangular', hidden=8, width=8)", marks=pytest.mark.slow),
+        pytest.param("cpe.CPE(flow='discrete', hidden=8, width=8)", marks=pytest.mark.slow),
+        pytest.param("cpe.AIO()", marks=pytest.mark.slow),
+    ],
+)
+def test_everything_is_in_double_precision_where_jax_is(tmp_path, method):
+    text = IN_DOUBLE.replace("FOLDER", repr(str(tmp_path / "saved"))).replace("METHOD", method)
+    environment = {**os.environ, "JAX_ENABLE_X64": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

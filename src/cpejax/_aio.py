@@ -86,12 +86,14 @@ class AIOFlow(Flow):
         like: Mapping[str, Any] | None = None,
         key: PRNGKeyArray,
     ):
-        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
+        values = {name: jnp.asarray(x, float) for name, x in simulations.items()}
         self.vectors = Prior(program, graph, values, coordinates)
         self.data = DataVector(graph, values, {}, like["heavy"] if like else None)
         labels = list(self.vectors.vector.labels)
         for name in graph.data:
-            labels += labels_of(graph.sites[name], graph, jax.ShapeDtypeStruct(self._shape(name), jnp.float32))
+            labels += labels_of(
+                graph.sites[name], graph, jax.ShapeDtypeStruct(self._shape(name), jnp.result_type(float))
+            )
         self.members = tuple(label.member for label in labels)
         self.sites = tuple(label.site for label in labels)
         self.mask, self.diffusion, self.sampler = mask, diffusion, sampler

@@ -60,7 +60,7 @@ def _weights(rng: np.random.Generator, nodes: int, fan_in: Any, *shape: int) -> 
     By NumPy: JAX would compile a program for each shape, which takes longer than all else before training.
     """
     scale = 1 / np.sqrt(np.maximum(np.broadcast_to(fan_in, (nodes,)), 1))
-    return jnp.asarray(rng.normal(size=(nodes, *shape)) * scale.reshape(nodes, *(1,) * len(shape)), jnp.float32)
+    return jnp.asarray(rng.normal(size=(nodes, *shape)) * scale.reshape(nodes, *(1,) * len(shape)), float)
 
 
 def _dense(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array, "k *rows o"]:
@@ -248,7 +248,7 @@ class AncestralFlow(Flow):
         like: Mapping[str, Any] | None = None,
         key: PRNGKeyArray,
     ):
-        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
+        values = {name: jnp.asarray(x, float) for name, x in simulations.items()}
         self.coordinates = Coordinates(program, graph, values)
         self.embed, self.members = dict(embed), members
         sites = posterior.graph.sites
@@ -260,7 +260,7 @@ class AncestralFlow(Flow):
             self.standard[name] = Standardise(rows[some], like["heavy"][name] if like else None)
             features[name] = self.standard[name].size
             if site.origin in self.embed:
-                one = jax.ShapeDtypeStruct(site.event_shape, jnp.float32)
+                one = jax.ShapeDtypeStruct(site.event_shape, jnp.result_type(float))
                 features[name] = math.prod(eqx.filter_eval_shape(self.embed[site.origin], one).shape)
         z = jax.eval_shape(self.coordinates.to_z, {name: x[0] for name, x in values.items()})
         self.plan = layout(posterior, {n: z[sites[n].origin].shape[-1] for n in posterior.order}, features)

@@ -44,7 +44,7 @@ class DataVector(eqx.Module):
         self.graph, self.embed = graph, dict(embed)
         self.standard = {}
         for name in graph.data:
-            rows = np.asarray(self._rows(name, jnp.asarray(values[name], jnp.float32)))
+            rows = np.asarray(self._rows(name, jnp.asarray(values[name], float)))
             rows = rows.reshape(-1, rows.shape[-1])
             some = np.linspace(0, len(rows) - 1, min(len(rows), 100_000)).astype(int)
             self.standard[name] = Standardise(rows[some], None if heavy is None else heavy[name])
@@ -56,7 +56,9 @@ class DataVector(eqx.Module):
     @property
     def size(self) -> int:
         """The length of the vector."""
-        shapes = {n: jax.ShapeDtypeStruct((1, *self.graph.sites[n].shape), jnp.float32) for n in self.graph.data}
+        shapes = {
+            n: jax.ShapeDtypeStruct((1, *self.graph.sites[n].shape), jnp.result_type(float)) for n in self.graph.data
+        }
         return int(eqx.filter_eval_shape(self, shapes).shape[-1])
 
     def _rows(self, name: str, x: Float[Array, "n ..."]) -> Float[Array, "n *plates size"]:
@@ -106,7 +108,7 @@ class VectorFlow(Flow):
         coordinates: Kind,
         like: Mapping[str, Any] | None,
     ):
-        values = {name: jnp.asarray(x, jnp.float32) for name, x in simulations.items()}
+        values = {name: jnp.asarray(x, float) for name, x in simulations.items()}
         self.base = Prior(program, graph, values, coordinates)
         self.data = DataVector(graph, values, embed, like["heavy"] if like else None)
 

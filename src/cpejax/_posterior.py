@@ -167,14 +167,14 @@ def _prepare(flow: Any, rows: Simulations, chunk: int = 10_000) -> Any:
     parts, inside = [], []
     for start in range(0, rows.n, size):
         which = np.arange(start, start + size) % rows.n  # one shape, one compilation
-        part, good = _prepare_chunk(flow, {name: jnp.asarray(x[which], jnp.float32) for name, x in rows.items()})
+        part, good = _prepare_chunk(flow, {name: jnp.asarray(x[which], float) for name, x in rows.items()})
         keep = min(size, rows.n - start)
         parts.append(jax.tree.map(lambda x, keep=keep: x[:keep], part))
         inside.append(np.asarray(good)[:keep])
     outside = np.flatnonzero(~np.concatenate(inside))
     if len(outside) > 0.01 * rows.n:  # a few stand on the edge of a support, and by rounding outside
         row = int(outside[0])
-        sites = flow.coordinates.outside({name: jnp.asarray(x[row], jnp.float32) for name, x in rows.items()})
+        sites = flow.coordinates.outside({name: jnp.asarray(x[row], float) for name, x in rows.items()})
         raise ValueError(
             f"{len(outside)} of {rows.n} simulations have parameters outside the prior's support, the first "
             f"in row {row}: {', '.join(f'{n} = {words(rows[n][row])}' for n in sites)}. They may be of another program."
@@ -280,6 +280,7 @@ class Posterior:
 
         **Returns:** an ArviZ DataTree: `posterior` with the program's names, shapes and plates (dims `chain, draw`,
         then `observation` where there are many), and `observed_data`. Attributes of `posterior` say how it was made.
+        Draws that are not finite are never returned: a `FloatingPointError` says of which parameters they are.
 
         ??? example
 
@@ -309,6 +310,7 @@ class Posterior:
             self._check_acceptance(counted)
             acceptance = counts.pop("accepted") / counts.pop("proposed")
             counts.pop("missing")
+        self._check_finite(values)
         attributes = {
             "acceptance_rate": acceptance,
             "sampling_time": seconds,
@@ -339,8 +341,8 @@ class Posterior:
             methods are then by `"rk45"`.
 
         **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support the
-        log-density is −∞. Of a method that rejects draws (`acceptance_rate` below 1) it is the density of what is
-        proposed; that of the draws is higher by the factor 1 / acceptance rate.
+        log-density is −∞; one that is not a number is an error. Of a method that rejects draws (`acceptance_rate` below
+        1) it is the density of what is proposed; that of the draws is higher by the factor 1 / acceptance rate.
 
         The baselines estimate it in more than 32 dimensions and say with which error; `log_prob_with_error` returns it.
         """
@@ -370,7 +372,9 @@ class Posterior:
         values, shape = self._check_draws(draws, set(data))
         chunk = max(1, MOST_NUMBERS // (2 * self.flow.numbers_per_draw()))  # twice: with tangents
         found, error = _evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, steps, chunk)
-        return np.asarray(found).reshape(shape), np.asarray(error).reshape(shape)
+        density, spread = np.asarray(found).reshape(shape), np.asarray(error).reshape(shape)
+        _check_density(density)
+        return density, spread
 
     def save(self, folder: str | Path) -> None:
         """Write the posterior to a folder: `weights.safetensors` and `posterior.json`. `cpe.load` reads it."""
@@ -424,7 +428,7 @@ class Posterior:
                     continue
                 raise ValueError(f"given has no '{name}'; it needs the data sites {list(self.graph.data)}.")
             with np.errstate(over="ignore"):
-                x = _numbers(given[name], f"given['{name}']").astype(np.float32)
+                x = _numbers(given[name], f"given['{name}']").astype(jnp.result_type(float))
             if x.shape == site.shape:
                 lengths[name] = None
             elif x.shape[1:] == site.shape and x.ndim == len(site.shape) + 1 and len(x) > 0:
@@ -437,7 +441,7 @@ class Posterior:
             if not np.isfinite(x).all():
                 bad = np.argwhere(~np.isfinite(x))[0].tolist()
                 raise ValueError(
-                    f"given['{name}'] has {int((~np.isfinite(x)).sum())} values that are not finite in float32, the "
+                    f"given['{name}'] has {int((~np.isfinite(x)).sum())} values that are not finite in {x.dtype}, the "
                     f"first at {bad}. Missing data need a program that simulates them as missing."
                 )
             out[name] = jnp.asarray(x)
@@ -466,7 +470,7 @@ class Posterior:
             x = source[name]
             if isinstance(source, xr.Dataset) and set(lead) <= set(x.dims):
                 x = x.transpose(*lead, ...)
-            x = _numbers(x, f"draws['{name}']").astype(np.float32)
+            x = _numbers(x, f"draws['{name}']").astype(jnp.result_type(float))
             if x.shape[len(lead) :] != site.shape or x.ndim != len(lead) + len(site.shape):
                 raise ValueError(
                     f"draws['{name}'] has shape {x.shape}, but draws of site '{name}' have shape "
@@ -490,6 +494,23 @@ class Posterior:
                 "coordinates='unconstrained', or cpe.CPE(), which cannot leave the support; or more simulations."
             )
 
+    def _check_finite(self, values: Mapping[str, np.ndarray]) -> None:
+        """Draws `{site: (observations, n, *shape)}` that are not finite are an error."""
+        bad = {name: ~np.isfinite(x).reshape(*x.shape[:2], -1).all(2) for name, x in values.items()}
+        if not any(x.any() for x in bad.values()):
+            return
+        each = [f"{x.sum()} of '{name}'" for name, x in bad.items() if x.any()]
+        total = next(iter(bad.values()))
+        observations = np.flatnonzero(np.any([x.any(1) for x in bad.values()], axis=0))
+        where = "" if len(total) == 1 else f", for {len(observations)} of {len(total)} observations"
+        where += f", the first of which is number {observations[0]}" if len(total) > 1 else ""
+        raise FloatingPointError(
+            f"Of {total.size} draws some are not finite: {', '.join(each)}{where}. Such draws are never returned. The "
+            "data may be unlike any simulation, or training went wrong: look at cpe.check(...) and at "
+            "posterior.history, and fit again with more simulations or a lower learning_rate. A parameter whose prior "
+            "goes beyond what float32 holds (3e38) needs another unit, or its logarithm."
+        )
+
     def _to_tree(
         self, values: Mapping[str, np.ndarray], data: Mapping[str, Array], many: bool, attributes: dict[str, Any]
     ) -> xr.DataTree:
@@ -508,6 +529,19 @@ class Posterior:
         tree = from_dict({"posterior": posterior, "observed_data": observed}, dims=dims, coords=coords)
         tree["posterior"].attrs.update(attributes)
         return tree
+
+
+def _check_density(found: Float[np.ndarray, "*draws"]) -> None:
+    """−∞ says that a draw is outside the support; what is neither finite nor that is an error."""
+    bad = np.isnan(found) | np.isposinf(found)
+    if bad.any():
+        first = np.argwhere(bad)[0].tolist()
+        raise FloatingPointError(
+            f"The log-density of {bad.sum()} of {bad.size} draws is not a number that float32 holds, the first of them "
+            f"at {first}, though they are in the prior's support. They may be far from all simulations (compare them "
+            "with draws of `sample`), or training went wrong: look at posterior.history, and fit again with more "
+            "simulations or a lower learning_rate."
+        )
 
 
 def _draw_on_cores(
@@ -603,7 +637,7 @@ def _reject(
         # Behind those that are there already; what is not accepted, or too much, goes nowhere.
         to = jnp.where(good, counts["accepted"] + jnp.cumsum(good) - 1, n)
         drawn = {name: x.at[to].set(new[name], mode="drop") for name, x in drawn.items()}
-        counts = {"accepted": counts["accepted"] + good.sum(), "proposed": counts["proposed"] + size}
+        counts = {"accepted": counts["accepted"] + good.sum(dtype=jnp.int32), "proposed": counts["proposed"] + size}
         return i + 1, drawn, counts, jax.tree.map(_combine, others, counted)
 
     shapes, counted = jax.eval_shape(lambda: propose(size, key))
@@ -690,7 +724,7 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
         differ = "; ".join(graph.differences(about["graph"]))
         raise ValueError(f"The posterior in {folder} was fitted to another program: {differ}.")
     method = _read_method(about, method, folder)
-    blank = {name: np.zeros((1, *site.shape), np.float32) for name, site in graph.sites.items()}
+    blank = {name: np.zeros((1, *site.shape), jnp.result_type(float)) for name, site in graph.sites.items()}
     flow = method.build(bound, graph, blank, key=jax.random.key(0), like=about["description"])
     weights = folder / "weights.safetensors"
     if not weights.exists() or digest(weights.read_bytes()) != about["weights_sha256"]:

@@ -241,7 +241,7 @@ def train(
     compiled: list[Callable] | None = None
     with _Interrupt() as interrupt, ThreadPoolExecutor(len(parts)) as threads:
         while epoch_number < epochs and not history.stopped:
-            rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), jnp.float32)
+            rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), float)
             now = jnp.asarray(epoch_number), jnp.asarray(following), rate
             if compiled is None:  # traced here, not on the threads, which do not see `with jax.default_device(...)`
                 each = zip(structures, arrays, states, strict=True)

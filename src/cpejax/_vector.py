@@ -177,7 +177,7 @@ def prior_draw(coordinates: Coordinates, data: Values, *, key: PRNGKeyArray) -> 
 
     def visit(name: str, msg: dict) -> None:
         if name in coordinates.graph.parameters:
-            out[name] = jnp.asarray(msg["value"], jnp.float32)
+            out[name] = jnp.asarray(msg["value"], float)
 
     run(coordinates.program, data, visit, key)
     return out
