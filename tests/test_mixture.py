@@ -71,7 +71,9 @@ def test_every_output_of_a_network_is_a_distribution(uniform):
     means, scales = np.asarray(mixture.means, float), np.exp(np.asarray(mixture.log_scales, float))
     grid = (means[:, None] + scales[:, None] * np.linspace(-8, 8, 1601)[:, None]).reshape(-1, 300)
     if uniform:
-        grid = np.concatenate([np.clip(grid, -EDGE, EDGE), np.repeat(np.linspace(-EDGE, EDGE, 2001)[:, None], 300, 1)])
+        near = EDGE - np.concatenate([[0.0], np.geomspace(1e-6, EDGE, 2000)])
+        near = np.repeat(np.concatenate([-near, near])[:, None], 300, axis=1)
+        grid = np.concatenate([np.clip(grid, -EDGE, EDGE), near])
     grid = np.sort(grid.astype(np.float32), axis=0)
     log_f = jax.jit(jax.vmap(lambda s: mixture.log_density(jnp.zeros_like(s), s)))(grid)
     factor = np.sqrt(12) * norm.pdf(0) if uniform else 1.0  # from the density of z, at 0, to that of s

@@ -153,6 +153,17 @@ class Coordinates(Fixed):
         self.visit(values, visit)
         return total
 
+    def log_prior(self, values: Values) -> Float[Array, ""]:
+        """The log-density of all parameters under their prior."""
+        total = jnp.zeros(())
+
+        def visit(_: str, fn: dist.Distribution, value: Array) -> None:
+            nonlocal total
+            total += unwrap(fn).log_prob(value).sum()
+
+        self.visit(values, visit)
+        return total
+
     def in_support(self, values: Values) -> Array:
         """Whether every parameter is in the support of its prior."""
         inside = jnp.ones((), bool)

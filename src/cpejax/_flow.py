@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -63,6 +64,11 @@ class Flow(eqx.Module):
         """
         del most
         return [(self, rows)]
+
+    @property
+    def least_loss(self) -> float:
+        """A bound below which no validation loss can be."""
+        return -math.inf
 
     def joined(self, parts: Sequence[Flow]) -> Flow:
         """The whole again, from trained parts."""

@@ -26,7 +26,7 @@ NARROWEST, WIDEST = -8.0, 3.0
 wide that float32 loses what part of it is inside the prior's edges."""
 FURTHEST = 30.0
 """Bound of a mean where the prior has no edges."""
-OUTSIDE = 3.0
+OUTSIDE = 8.0
 """By at most so many of its scales a component's mean is outside the prior's edges: some of its mass is inside."""
 RANGE = 30.0
 """Bound of the logarithms of weights, before they are normalised."""

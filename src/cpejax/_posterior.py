@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +33,13 @@ from cpejax._methods import CPE, METHODS
 from cpejax._program import Program
 from cpejax._simulate import Simulations, bind, check_count, finite, words
 from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
-from cpejax._train import History, Training, train
+from cpejax._train import DIVERGED, History, Training, split, train
 
 FORMAT = 1
 MOST_NUMBERS = 30_000_000
 """How many numbers sampling holds at once on a core; more draws than that allows go in chunks."""
+SCORED = 200
+"""Held-out simulations by which a fit is scored."""
 SHARE = 5000
 """More draws than that for one observation are shared among the cores."""
 
@@ -121,7 +124,63 @@ def fit(
         )
     if history.stopped.startswith("interrupted"):
         bar.say(f"Training was {history.stopped}; the best so far is returned.")
+    if history.stopped.startswith(DIVERGED):
+        bar.say(f"Warning: {history.stopped}. The weights of epoch {history.best_epoch + 1} are kept.")
+    history.held_out = _held_out(flow, rows, *split(rows.n, settings, key_train))
+    if not history.held_out["log_prob"] - history.held_out["prior"] > 2 * history.held_out["error"]:  # nor where NaN
+        bar.say(
+            f"Warning: on {history.held_out['n']} held-out simulations the posterior is no better than the prior: the "
+            f"mean log-density of the true parameters is {history.held_out['log_prob']:.3f}, the prior's "
+            f"{history.held_out['prior']:.3f}. Either the data say nothing about the parameters, or more simulations "
+            "or another method (embed=) are needed."
+        )
     return Posterior(flow, graph, bound, method, settings, history, rows.n)
+
+
+def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.ndarray) -> dict[str, float | int]:
+    """What `History.held_out` has; an error where the density cannot be one.
+
+    Of a density `q` the mean of `q(θ' | x) / π(θ')` is 1 for `θ'` from the prior and `x` from elsewhere. The held-out
+    simulations' parameters, each with the data of the next, are such pairs. By Markov's inequality a mean above 10⁶ has
+    a probability of 10⁻⁶ at most, where `q` is a density.
+    """
+    held_out, trained = held_out[:SCORED], trained[: min(SCORED, len(held_out))]
+    shifted = np.roll(held_out, 1)
+    gains, log_priors = [], []
+    for parameters, data in ((held_out, held_out), (trained, trained), (shifted, held_out)):
+        values = {
+            n: jnp.asarray(x[parameters if n in rows.graph.parameters else data], jnp.float32) for n, x in rows.items()
+        }
+        log_q, log_prior = map(np.asarray, _score(flow, values, frozenset(rows.graph.parameters)))
+        gains.append(np.asarray(log_q - log_prior, float))
+        log_priors.append(float(log_prior.mean()))
+    total = float(np.logaddexp.reduce(gains[2][np.isfinite(gains[2])]) - math.log(len(held_out)))
+    if total > math.log(1e6):
+        raise FloatingPointError(
+            f"The density that was learned cannot be right: it integrates to about e^{total:.0f}. Look for extreme "
+            "values in the simulations, or lower learning_rate."
+        )
+    return {
+        "n": len(held_out),
+        "log_prob": float(gains[0].mean()) + log_priors[0],
+        "prior": log_priors[0],
+        "error": float(gains[0].std() / math.sqrt(len(held_out))),
+        "training": float(gains[1].mean()),
+    }
+
+
+@eqx.filter_jit
+def _score(flow: Flow, values: Values, parameters: frozenset[str]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """The log-density of each simulation's parameters given its data, and under their prior."""
+    batch = max(1, min(SCORED, MOST_NUMBERS // (2 * flow.numbers_per_draw())))
+
+    def one(values: Values) -> tuple[Array, Array]:
+        drawn = {name: x[None] for name, x in values.items() if name in parameters}
+        data = {name: x for name, x in values.items() if name not in parameters}
+        log_q = flow.log_probs(drawn, data, steps=flow.density_steps).mean()
+        return log_q, flow.coordinates.log_prior(values)
+
+    return jax.lax.map(one, values, batch_size=batch)
 
 
 class _Bar:

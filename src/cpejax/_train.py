@@ -32,6 +32,8 @@ LARGE = 8192
 """Arrays of so many weights are updated each for itself."""
 GATHERED = 10
 """The rows of so many batches at most are put together at once; in a step, all that reads them would gather again."""
+DIVERGED = "training diverged"
+"""How the reason begins why training stopped, where the loss was not finite."""
 LONG = 1000
 """Runs of so many steps are divided among the cores; for shorter ones it does not pay to compile several programs."""
 
@@ -101,7 +103,12 @@ class Training:
 
 @dataclass
 class History:
-    """What happened: the losses of each epoch, where the best was, and from which epoch the rate was let fall."""
+    """What happened: the losses of each epoch, where the best was, and from which epoch the rate was let fall.
+
+    `held_out` scores the result, in nats: the mean log-density of the true parameters of held-out simulations
+    (`log_prob`), that of their prior (`prior`), the standard error of the difference (`error`), the same gain over the
+    prior for as many training simulations (`training`), and how many they are (`n`).
+    """
 
     train: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
@@ -109,6 +116,7 @@ class History:
     cooling: int | None = None
     seconds: float = 0.0
     stopped: str = ""
+    held_out: dict[str, float | int] = field(default_factory=dict)
 
     @property
     def best(self) -> float:
@@ -191,14 +199,11 @@ def train(
     Ctrl-C ends training after the epoch that runs, with the best weights so far; a second Ctrl-C ends it at once.
     """
     n = len(jax.tree.leaves(rows)[0])
-    held_out = max(1, round(n * settings.validation))
-    if held_out >= n:
-        raise ValueError(f"validation={settings.validation} of {n} simulations leaves none to train on.")
+    key_split, key_epochs, key_parts = jax.random.split(key, 3)
+    order, held_out = _order(n, settings, key_split)
     batch = min(settings.batch_size, n - held_out)
     batches = (n - held_out) // batch
     epochs = settings.epochs(batches)
-    key_split, key_epochs, key_parts = jax.random.split(key, 3)
-    order = np.random.default_rng(key_words(key_split)).permutation(n)
     shuffled = jax.tree.map(lambda x: np.asarray(x)[order], rows)
     optimiser = optax.chain(
         optax.stateless(_clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
@@ -262,6 +267,12 @@ def train(
                     f"The validation loss of epoch {epoch_number + 1} is {value}. "
                     "Look for extreme values in the simulations, or lower learning_rate."
                 )
+            if value < flow.least_loss:
+                raise FloatingPointError(
+                    f"The validation loss of epoch {epoch_number + 1} is {value:.4g}, which cannot be right: no "
+                    f"density of this flow has one below {flow.least_loss:.4g}. Look for values that simulations "
+                    "repeat, or for parameters that the data determine exactly."
+                )
             epoch_number += 1
             history.seconds = time.monotonic() - began
             if history.cooling is None and epoch_number - 1 - history.best_epoch >= settings.patience:
@@ -269,6 +280,8 @@ def train(
                 states = [s._replace(weights=_copy(b), average=_copy(b)) for s, b in zip(states, best, strict=True)]
             if history.cooling is not None and epoch_number - history.cooling >= settings.patience:
                 history.stopped = f"no better for {settings.patience} epochs"
+            elif not math.isfinite(value):  # and so are the weights: no later epoch can be better
+                history.stopped = f"{DIVERGED} in epoch {epoch_number}: its validation loss is {value}"
             elif epoch_number == epochs:
                 history.stopped = "end of the schedule"
             if progress is not None:
@@ -282,6 +295,20 @@ def train(
             if interrupt.came and not history.stopped:  # not in the checkpoint: there, the run can go on
                 history.stopped = f"interrupted after {epoch_number} epochs"
     return flow.joined([part.flow(weights) for part, weights in zip(parts, best, strict=True)]), history
+
+
+def split(n: int, settings: Training, key: PRNGKeyArray) -> tuple[np.ndarray, np.ndarray]:
+    """Which of `n` simulations `train` holds out with this key, and which it trains on."""
+    order, held_out = _order(n, settings, jax.random.split(key, 3)[0])
+    return order[:held_out], order[held_out:]
+
+
+def _order(n: int, settings: Training, key: PRNGKeyArray) -> tuple[np.ndarray, int]:
+    """The simulations in random order, and how many of the first are held out."""
+    held_out = max(1, round(n * settings.validation))
+    if held_out >= n:
+        raise ValueError(f"validation={settings.validation} of {n} simulations leaves none to train on.")
+    return np.random.default_rng(key_words(key)).permutation(n), held_out
 
 
 def _divide(

@@ -1,0 +1,121 @@
+"""What a fit learns is a density, and is judged by it."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.stats import multivariate_normal
+
+import cpejax as cpe
+from cpejax._flow import trainable
+from cpejax._posterior import _held_out, _prepare
+
+COVARIANCE = np.linalg.inv(np.eye(2) + np.ones((2, 2)) / 0.09)
+
+
+def program():
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(a + b, 0.3))
+
+
+@pytest.fixture(scope="module")
+def simulations():
+    return cpe.simulate(program, 2000, observed=["y"], key=jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def posterior(simulations):
+    return cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=20)
+
+
+def exact_log_density(rows):
+    theta = np.stack([rows["a"], rows["b"]], axis=1)
+    means = rows["y"][:, None] * (COVARIANCE @ np.ones(2) / 0.09)
+    return multivariate_normal(np.zeros(2), COVARIANCE).logpdf(theta - means)
+
+
+def test_a_worse_posterior_has_no_better_validation_loss(posterior):
+    """Weights changed at random, from a little to beyond recognition: the loss is above that of the exact posterior.
+
+    The exact posterior is the best there is on fresh simulations, but for noise: the difference of the log-densities of
+    1,000 of them has a mean that is not below 0 by more than a few standard errors.
+    """
+    fresh = cpe.simulate(program, 1000, observed=["y"], key=jax.random.key(7))
+    rows = _prepare(posterior.flow, fresh)
+    weights, rest = trainable(posterior.flow)
+    rng = np.random.default_rng(0)
+    values = {name: jnp.asarray(x) for name, x in fresh.items()}
+
+    @eqx.filter_jit
+    def scores(weights):
+        flow = eqx.combine(weights, rest)
+        log_q = jax.vmap(lambda v: flow.log_prob({n: v[n][None] for n in "ab"}, {"y": v["y"]}, steps=20)[0])(values)
+        return flow.validation_loss(rows, jax.random.key(0)), log_q
+
+    exact = exact_log_density(fresh)
+    for size in (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0):
+        changed = jax.tree.map(
+            lambda w, size=size: w + jnp.asarray(size * rng.normal(size=w.shape) / np.sqrt(w.shape[-1]), w.dtype),
+            weights,
+        )
+        loss, log_q = map(np.asarray, scores(changed))
+        # In prior coordinates, which are the parameters themselves here.
+        worse = exact + loss
+        assert worse.mean() > -4 * (exact - log_q).std() / np.sqrt(1000)
+        if size <= 0.3:  # where the few steps of validation resolve the field
+            assert abs(loss + log_q.mean()) < 0.02 * max(1.0, abs(loss))
+
+
+def test_a_fit_scores_held_out_simulations(posterior, simulations):
+    found = posterior.history.held_out
+    assert found["n"] == 200
+    fresh = cpe.simulate(program, 2000, observed=["y"], key=jax.random.key(8))
+    best = exact_log_density(fresh).mean()
+    assert best - 0.3 < found["log_prob"] < best + 4 * found["error"]
+    log_prior = dist.Normal(0, 1).log_prob(fresh["a"]) + dist.Normal(0, 1).log_prob(fresh["b"])
+    assert abs(found["prior"] - log_prior.mean()) < 0.3
+    assert abs(found["training"] - (found["log_prob"] - found["prior"])) < 0.5
+
+
+def test_a_posterior_no_better_than_the_prior_is_warned_of(capsys):
+    def ignored():
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(1e-3 * a, 1.0))
+
+    data = cpe.simulate(ignored, 500, observed=["y"], key=jax.random.key(0))
+    cpe.fit(ignored, data, key=jax.random.key(1), max_epochs=2)
+    assert "no better than the prior" in capsys.readouterr().err
+
+
+def test_a_density_that_is_not_one_is_an_error(posterior, simulations, monkeypatch):
+    flow = type(posterior.flow)
+    log_prob = flow.log_prob
+    monkeypatch.setattr(flow, "log_prob", lambda *args, **options: log_prob(*args, **options) + 75.0)
+    with pytest.raises(FloatingPointError, match=r"cannot be right: it integrates to about e\^"):
+        _held_out(posterior.flow, simulations, np.arange(150), np.arange(200, 400))  # another shape: compiled anew
+
+
+def test_a_loss_that_cannot_be_right_ends_training(simulations, monkeypatch):
+    monkeypatch.setattr("cpejax._ancestral.AncestralFlow.least_loss", 100.0)
+    with pytest.raises(FloatingPointError, match="cannot be right: no density of this flow"):
+        cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=2)
+
+
+def test_training_that_diverges_keeps_the_best_weights(simulations, capsys):
+    """A learning rate at which weights overflow, after a first epoch in which they do not."""
+    schedule = dataclasses.replace(cpe.Training(), learning_rate=1e-3)
+    rates = iter([1e-3, 1e-3, 1e30, 1e30, 1e30, 1e30])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(schedule), "rate", lambda *_: next(rates))
+        posterior = cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=6)
+    assert posterior.history.stopped.startswith("training diverged in epoch 3")
+    assert posterior.history.best_epoch == 1
+    assert "The weights of epoch 2 are kept" in capsys.readouterr().err
+    draws = posterior.sample(100, given={"y": 0.5}, key=jax.random.key(2))
+    assert np.isfinite(draws.posterior["a"]).all()
