@@ -492,6 +492,7 @@ class AncestralFlow(Flow):
         """A function that draws the coordinates of one level, one after the other along the sites' chains."""
         grid = jnp.linspace(0.0, 1.0, steps + 1)
         shape = (len(run.sites[0]), n, *self.plan.shape(run.table.plates))
+        limit = self._limits([name for name, _ in self.plan.groups[run.group].nodes])
 
         def draw_node(tables: Tables, x: tuple[Array, Array, Array]) -> tuple[Tables, Array]:
             nodes, chain, noise = x
@@ -507,7 +508,8 @@ class AncestralFlow(Flow):
                     return net.field(_lift(row, y.ndim + 1), y, context.hidden)
 
                 w = _rk45(field, noise)
-            z = context.mixture.bend(w)
+            limits = _lift(limit[nodes], w.ndim)
+            z = jnp.clip(context.mixture.bend(w), -limits, limits)
             last = jnp.moveaxis(z, 0, -1)
             table = tables[run.table].at[..., chain[0]].set(last).at[..., chain[1]].set(quantile(last))
             return tables | {run.table: table}, z
@@ -586,16 +588,18 @@ class AncestralFlow(Flow):
         return tables, values | {origin: getter(drawn)(origin) for origin in {sites[s].origin for s in where}}, z
 
     def _count_clipped(self, run: Run, z: Array) -> Array:
-        """How many coordinates went beyond what the family's quantile function can take."""
-        sites = self.plan.graph.sites
-        limits = [
-            [
-                [self.coordinates.limit(sites[s].origin) if k < self.plan.sizes[s] else np.inf for s in level]
-                for k in range(z.shape[1])
-            ]
-            for level in run.sites
-        ]
-        return jnp.sum(jnp.abs(z) > np.array(limits, np.float32).reshape(*z.shape[:3], *(1,) * (z.ndim - 3)))
+        """How many coordinates stand at the limit of what can be drawn."""
+        limits = self._limits([s for level in run.sites for s in level]).reshape(len(run.sites), 1, -1)
+        real = np.array([[[k < self.plan.sizes[s] for s in level] for k in range(z.shape[1])] for level in run.sites])
+        rest = (1,) * (z.ndim - 3)
+        return jnp.sum((jnp.abs(z) >= limits.reshape(*limits.shape, *rest)) & real.reshape(*real.shape, *rest))
+
+    def _limits(self, names: Sequence[str]) -> Float[Array, " sites"]:
+        """How far the coordinates of some sites go."""
+        origins = [self.plan.graph.sites[name].origin for name in names]
+        once = list(dict.fromkeys(origins))
+        each = jnp.stack([self.coordinates.limit(origin) for origin in once])
+        return each[np.array([once.index(origin) for origin in origins])]
 
     # Density
 

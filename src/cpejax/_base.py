@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -49,11 +48,11 @@ class Prior(Fixed):
         return jax.vmap(lambda x: self.vector.unflatten(x, data))(self.centre + self.scale * u)
 
     def count_clipped(self, u: Float[Array, "n d"]) -> dict[str, Array]:
-        """How many numbers `to_values` clips: prior coordinates beyond what a family's quantile function can take."""
+        """How many values `to_values` clips: prior coordinates beyond what can be drawn."""
         if self.vector.kind != "prior":
             return {}
         limits = [self.vector.coordinates.limit(label.site) for label in self.vector.labels]
-        return {"clipped": jnp.sum(jnp.abs(u) > np.array(limits, np.float32))}
+        return {"clipped": jnp.sum(jnp.abs(u) > jnp.stack(limits))}
 
     def log_volume(self, values: Values) -> Float[Array, " n"]:
         """`log |du / dθ|`."""

@@ -22,7 +22,7 @@ from cpejax._bijections import bijection, from_free, to_free
 from cpejax._embed import Fixed
 from cpejax._graph import Graph
 from cpejax._program import Program, run, unwrap
-from cpejax._quantiles import from_normal, is_exact, limit, to_normal
+from cpejax._quantiles import from_normal, is_curved, is_exact, limit, to_normal
 
 Values = dict[str, Array]
 Shapes = Mapping[str, Any]
@@ -48,6 +48,8 @@ class Coordinates(Fixed):
     Families without quantile function (Dirichlet, LKJCholesky) use the bijection of their support, shifted and scaled
     by `shift`; N(0, 1) is then not their prior but only the base, and the density has the bijection's Jacobian. With
     `free`, all families do.
+    Where the prior has a long tail, `reach` is the furthest coordinate that was simulated: values are not extrapolated
+    beyond it.
     `program` takes no arguments: bind them first. `example` is the first simulation, by which a program can be told
     from another that has the same graph.
     """
@@ -55,6 +57,7 @@ class Coordinates(Fixed):
     program: Program = eqx.field(static=True)
     graph: Graph = eqx.field(static=True)
     shift: dict[str, tuple[Array, Array]]
+    reach: dict[str, Float[Array, ""]]
     example: Values
     limits: tuple[tuple[str, float], ...] = eqx.field(static=True)
     uniform: frozenset[str] = eqx.field(static=True)  # the parameters whose prior is uniform
@@ -65,6 +68,7 @@ class Coordinates(Fixed):
         inexact: list[str] = []
         uniform: list[str] = []
         limits: dict[str, float] = {}
+        curved: list[str] = []
 
         def look(name: str, fn: dist.Distribution, value: Array) -> None:
             if free or not is_exact(fn):
@@ -74,6 +78,8 @@ class Coordinates(Fixed):
                 limits[name] = limit(fn)
             if isinstance(unwrap(fn), dist.Uniform):
                 uniform.append(name)
+            if not free and is_exact(fn) and is_curved(fn):
+                curved.append(name)
 
         def shapes(example: Values) -> None:
             self.visit(example, look)
@@ -96,10 +102,23 @@ class Coordinates(Fixed):
 
             found = jax.jit(jax.vmap(unconstrained))({k: v[:10_000] for k, v in values.items()})
             self.shift = {name: (u.mean(0), u.std(0) + 1e-6) for name, u in found.items()}
+        self.reach = {name: jnp.asarray(jnp.inf) for name in curved}
+        if curved:
 
-    def limit(self, name: str) -> float:
-        """Coordinates of a site beyond ±`limit` are clipped, because its quantile function cannot take them."""
-        return dict(self.limits).get(name, math.inf)
+            def furthest(example: Values) -> Values:
+                z = self.to_z(example)
+                return {name: jnp.abs(z[name]).max() for name in curved}
+
+            found = jax.jit(lambda v: jax.lax.map(furthest, v, batch_size=1000))(values)
+            self.reach = {name: x.max() for name, x in found.items()}
+
+    def limit(self, name: str) -> Float[Array, ""]:
+        """Coordinates of a site beyond ±`limit` are clipped.
+
+        Its quantile function cannot take them, or they are beyond what was simulated of a heavy tail.
+        """
+        family = jnp.asarray(dict(self.limits).get(name, math.inf))
+        return jnp.minimum(family, self.reach[name]) if name in self.reach else family
 
     def visit(self, values: Values, visit: Callable[[str, dist.Distribution, Array], None]) -> None:
         """Call `visit(name, distribution, value)` at each parameter, with every site's value given."""
@@ -121,6 +140,9 @@ class Coordinates(Fixed):
         if name in self.shift:
             mean, sd = jax.lax.stop_gradient(self.shift[name])
             return from_free(fn, mean + sd * z)
+        if name in self.reach:
+            reach = jax.lax.stop_gradient(self.reach[name])
+            z = jnp.clip(z, -reach, reach)
         return from_normal(fn, z)
 
     def to_z(self, values: Values) -> Values:

@@ -211,7 +211,11 @@ class _Bar:
         self.progress.update(self.task, completed=epoch, total=epochs, description=text)
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        _say(text, self.console)
+
+
+def _say(text: str, console: Console | None = None) -> None:
+    (console or Console(stderr=True)).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @eqx.filter_jit
@@ -363,6 +367,12 @@ class Posterior:
         values, counted = _draw_on_cores(self.flow, data, keys, int(n), int(steps), solver, chunk)
         # Whole numbers are counts; others are the worst of something.
         counts = {n: int(np.sum(x)) if x.dtype.kind in "iu" else float(np.max(x)) for n, x in counted.items()}
+        drawn = sum(x.size for x in values.values())
+        if counts.get("clipped", 0) > 0.01 * drawn:
+            _say(
+                f"Warning: {100 * counts['clipped'] / drawn:.1f} % of the drawn values stand at the furthest that was "
+                "simulated of a prior with a long tail. The data may be beyond all simulations: see cpe.check."
+            )
         seconds = time.perf_counter() - began
         acceptance = 1.0
         if self.flow.may_leave_support:
@@ -408,12 +418,9 @@ class Posterior:
         found, error = self.log_prob_with_error(draws, given, steps=steps)
         inside = np.isfinite(found)
         if error.any() and inside.any():
-            Console(stderr=True).print(
+            _say(
                 f"log_prob is estimated; its standard error is {np.median(error[inside]):.2g} for half of the draws, "
-                f"{error[inside].max():.2g} at most.",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
+                f"{error[inside].max():.2g} at most."
             )
         return found
 

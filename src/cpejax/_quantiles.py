@@ -389,3 +389,20 @@ def limit(fn: dist.Distribution) -> float:
     family = _family(base)
     two_ends = _is(base, dist.Uniform) or family[0] is _truncated_quantile
     return 8.0 if family in _FAMILIES.values() and not two_ends else 5.2
+
+
+def is_curved(fn: dist.Distribution) -> bool:
+    """Whether values grow faster than the noise that gives them, without bound, so that none can be extrapolated."""
+    base = unwrap(fn)
+    if isinstance(base, dist.TransformedDistribution):
+        curved = any(not isinstance(t, transforms.AffineTransform) for t in base.transforms)
+        return (curved or is_curved(base.base_dist)) and not _is_bounded(base)
+    normal = _is(base, dist.Normal, dist.HalfNormal, *_MULTIVARIATE, dist.GaussianRandomWalk)
+    return not normal and not _is_bounded(base)
+
+
+def _is_bounded(base: dist.Distribution) -> bool:
+    support: Any = base.support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return hasattr(support, "lower_bound") and hasattr(support, "upper_bound")
