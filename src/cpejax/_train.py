@@ -23,7 +23,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._cores import compile_each, cores
+from cpejax._cores import channels_last, compile_each, cores
 from cpejax._flow import Flow, trainable
 from cpejax._keys import key_words
 from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
@@ -375,7 +375,7 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
         def step(carry: State, x: tuple[Any, PRNGKeyArray]) -> tuple[State, Array]:
             weights, average, optimiser_state, count = carry
             rows, key = x
-            value, slope = jax.value_and_grad(loss)(weights, rows, key)
+            value, slope = channels_last(jax.value_and_grad(loss))(weights, rows, key)
             change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
             weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
             keep = count / (count + 10.0) if keep_average else 0.0
