@@ -24,8 +24,8 @@ def test_a_program_alone_is_compiled_for_all_cores(two_cores):
     product = jax.jit(lambda a: a @ a)
     one, two = (jnp.ones((size, size)) for size in (64, 65))
     with ThreadPoolExecutor(2) as threads:
-        (alone,) = _cores.compile_each([product.lower(one)], threads)
-        beside = _cores.compile_each([product.lower(one), product.lower(two)], threads)
+        (alone,) = _cores.compile_each([product.lower(one)], threads, _cores.options_for_all_cores())
+        beside = _cores.compile_each([product.lower(one), product.lower(two)], threads, {})
     assert "ynn" not in alone.as_text()
     assert all("ynn" in program.as_text() for program in beside)
     assert (alone(one) == 64).all()
@@ -34,7 +34,7 @@ def test_a_program_alone_is_compiled_for_all_cores(two_cores):
 def test_programs_that_look_alike_are_compiled_once():
     double = jax.jit(lambda a: 2 * a)
     with ThreadPoolExecutor(2) as threads:
-        first, second, third = _cores.compile_each([double.lower(jnp.ones(n)) for n in (2, 2, 3)], threads)
+        first, second, third = _cores.compile_each([double.lower(jnp.ones(n)) for n in (2, 2, 3)], threads, {})
     assert first is second
     assert first is not third
 

@@ -47,9 +47,8 @@ def _known(options: tuple[tuple[str, str | bool], ...]) -> tuple[tuple[str, str 
     return options
 
 
-def compile_each(programs: list[Any], threads: ThreadPoolExecutor) -> list[Callable]:
+def compile_each(programs: list[Any], threads: ThreadPoolExecutor, options: Options) -> list[Callable]:
     """Lowered programs, compiled. Those that look alike are compiled once; different ones take a core each."""
-    options = options_for_all_cores() if len(programs) == 1 else {}
     texts = [program.as_text() for program in programs]
     different = dict(zip(texts, programs, strict=True))
     done = threads.map(lambda program: program.compile(options), different.values())

@@ -33,7 +33,7 @@ from cpejax._methods import CPE, METHODS
 from cpejax._program import Program
 from cpejax._simulate import Simulations, bind, check_count, finite, words
 from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
-from cpejax._train import DIVERGED, History, Training, split, train
+from cpejax._train import DIVERGED, History, Interrupt, Training, split, train
 
 FORMAT = 1
 MOST_NUMBERS = 30_000_000
@@ -78,7 +78,8 @@ def fit(
     - `checkpoint`: a folder; a run that was killed goes on from there, to the same result.
     - `progress`: a progress bar; by default where there is a terminal.
 
-    **Returns:** a `Posterior`. Ctrl-C stops training and returns the best so far.
+    **Returns:** a `Posterior`. Ctrl-C stops training after the epoch that runs and returns the best so far; before the
+    first epoch, or pressed again, it is a `KeyboardInterrupt`.
 
     ??? example
 
@@ -109,19 +110,23 @@ def fit(
     graph = Graph.from_program(bound, observed=observed)
     rows = _check_simulations(simulations, graph)
     key_flow, key_train = jax.random.split(key)
-    flow = method.build(bound, graph, rows, key=key_flow)
-    prepared = _prepare(flow, rows)
     bar = _Bar(progress)
-    with bar:
-        flow, history = train(
-            flow,
-            prepared,
-            settings,
-            key=key_train,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-            fingerprint=graph.fingerprint,
-            progress=bar.update,
-        )
+    with Interrupt() as interrupt:
+        flow = method.build(bound, graph, rows, key=key_flow)
+        interrupt.check()
+        prepared = _prepare(flow, rows)
+        interrupt.check()
+        with bar:
+            flow, history = train(
+                flow,
+                prepared,
+                settings,
+                key=key_train,
+                checkpoint=None if checkpoint is None else Path(checkpoint),
+                fingerprint=graph.fingerprint,
+                progress=bar.update,
+                interrupt=interrupt,
+            )
     if history.stopped.startswith("interrupted"):
         bar.say(f"Training was {history.stopped}; the best so far is returned.")
     if history.stopped.startswith(DIVERGED):
@@ -149,7 +154,7 @@ def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.n
     gains, log_priors = [], []
     for parameters, data in ((held_out, held_out), (trained, trained), (shifted, held_out)):
         values = {
-            n: jnp.asarray(x[parameters if n in rows.graph.parameters else data], jnp.float32) for n, x in rows.items()
+            n: jnp.asarray(x[parameters if n in rows.graph.parameters else data], float) for n, x in rows.items()
         }
         log_q, log_prior = map(np.asarray, _score(flow, values, frozenset(rows.graph.parameters)))
         gains.append(np.asarray(log_q - log_prior, float))
