@@ -153,9 +153,7 @@ def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.n
     shifted = np.roll(held_out, 1)
     gains, log_priors = [], []
     for parameters, data in ((held_out, held_out), (trained, trained), (shifted, held_out)):
-        values = {
-            n: jnp.asarray(x[parameters if n in rows.graph.parameters else data], float) for n, x in rows.items()
-        }
+        values = {n: jnp.asarray(x[parameters if n in rows.graph.parameters else data], float) for n, x in rows.items()}
         log_q, log_prior = map(np.asarray, _score(flow, values, frozenset(rows.graph.parameters)))
         gains.append(np.asarray(log_q - log_prior, float))
         log_priors.append(float(log_prior.mean()))
@@ -787,16 +785,20 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
     if graph.fingerprint != about["fingerprint"]:
         differ = "; ".join(graph.differences(about["graph"]))
         raise ValueError(f"The posterior in {folder} was fitted to another program: {differ}.")
+    # Nothing is built before it is known to be no larger than what the file holds.
+    arrays = _read_weights(folder / "weights.safetensors", about)
     method = _read_method(about, method, folder)
+    _check_size(method, sum(math.prod(shape) for shape, _ in about["structure"]), folder)
     blank = {name: np.zeros((1, *site.shape), jnp.result_type(float)) for name, site in graph.sites.items()}
-    flow = method.build(bound, graph, blank, key=jax.random.key(0), like=about["description"])
-    weights = folder / "weights.safetensors"
-    if not weights.exists() or digest(weights.read_bytes()) != about["weights_sha256"]:
-        raise ValueError(f"{weights} is missing, truncated or altered: it is not the file that posterior.json names.")
-    arrays, _ = load_arrays(weights)
+    try:
+        flow = method.build(bound, graph, blank, key=jax.random.key(0), like=about["description"])
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{folder / 'posterior.json'} describes no networks of this program ({error}).") from error
     if _structure(flow) != about["structure"]:
+        types = sorted({kind for _, kind in about["structure"] if kind.startswith("float")})
         raise ValueError(
-            f"The posterior in {folder} has other networks than {method} builds (library {about['library']})."
+            f"The posterior in {folder} has other networks than {method} builds (library {about['library']}; its "
+            f"weights are {', '.join(types)}, and JAX's numbers are {jnp.result_type(float)} now: jax_enable_x64)."
         )
     leaves, structure = jax.tree.flatten(flow)
     stored = (jnp.asarray(arrays[str(i)]) for i in range(len(about["structure"])))
@@ -826,6 +828,43 @@ def _read_about(path: Path) -> dict[str, Any]:
     if digest(json.dumps(about, sort_keys=True).encode()) != seal:
         raise ValueError(f"{path} was altered after it was saved.")
     return about
+
+
+def _read_weights(path: Path, about: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of a saved posterior, of the shapes and types that its description has."""
+    if not path.exists() or digest(path.read_bytes()) != about["weights_sha256"]:
+        raise ValueError(f"{path} is missing, truncated or altered: it is not the file that posterior.json names.")
+    arrays, _ = load_arrays(path)
+    found = [[list(x.shape), str(x.dtype)] for i in range(len(arrays)) if (x := arrays.get(str(i))) is not None]
+    if found != about["structure"]:
+        raise ValueError(f"{path} has arrays of other shapes or types than posterior.json says.")
+    return arrays
+
+
+def _check_size(method: Method, stored: int, folder: Path) -> None:
+    """A method's options fit so many stored weights: networks that could not be in the file are never built."""
+    found = {name: getattr(method, name, None) for name in _SIZES}
+    size = {name: value if isinstance(value, int) else 0 for name, value in found.items()}
+    depth = size["depth"] if getattr(method, "flow", None) == "ancestral" else 1
+    tokens = size["value"] + size["name"] + size["condition"]  # of AIO
+    least = max(
+        size["width"] ** 2 * depth,  # every network of that width has a layer from it to itself
+        size["hidden"] ** 2,
+        tokens**2 * max(size["layers"], size["widening"]),
+        *size.values(),
+    )
+    if least > stored:
+        raise ValueError(
+            f"The posterior in {folder} has {stored} stored weights, but {method} has at least {least}: its options "
+            "were altered after it was saved."
+        )
+
+
+_SIZES = (
+    *("width", "hidden", "depth", "components", "blocks", "rank"),
+    *("value", "name", "condition", "layers", "heads", "widening"),
+)
+"""The options that networks grow with."""
 
 
 def _read_method(about: dict[str, Any], method: Method | None, folder: Path) -> Method:
