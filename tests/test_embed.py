@@ -70,10 +70,18 @@ def test_one_number_a_column_for_embeddings():
     np.testing.assert_array_equal(standard.one_each(x), standard(x)[:, [0, 2]])
 
 
-EMBEDDINGS = (cpe.MLPEmbedding, cpe.SetEmbedding, cpe.ConvEmbedding, cpe.RecurrentEmbedding)
+def conv(shape, dims=1, **options):
+    return cpe.ConvEmbedding(shape, dims=dims, **options)
 
 
-@pytest.mark.parametrize("kind", EMBEDDINGS)
+def conv_of_an_image(shape, **options):
+    return conv(shape, min(2, len(shape)), **options)
+
+
+EMBEDDINGS = (cpe.MLPEmbedding, cpe.SetEmbedding, conv, cpe.RecurrentEmbedding)
+
+
+@pytest.mark.parametrize("kind", [*EMBEDDINGS, conv_of_an_image])
 @pytest.mark.parametrize("shape", [(12, 2), (3,), (40, 2, 2)])
 def test_embeddings_map_one_value_to_features(kind, shape):
     embedding = kind(shape, out=5, key=KEY)
@@ -88,6 +96,22 @@ def test_a_set_has_no_order_and_a_series_has():
     for kind, same in zip(EMBEDDINGS, (False, True, False, False), strict=True):
         embedding = kind((12, 2), key=KEY)
         assert np.allclose(embedding(x), embedding(x[::-1]), atol=1e-5) == same, kind
+
+
+def test_the_columns_of_an_image_are_not_channels():
+    with pytest.raises(
+        ValueError, match=r"a series of 16 steps with 16 channels \(dims=1\) or an image of 16 × 16 \(dim"
+    ):
+        cpe.ConvEmbedding((16, 16), key=KEY)
+    with pytest.raises(ValueError, match=r"dims must be 1 .* found dims=2 for a value of shape \(16,\)"):
+        cpe.ConvEmbedding((16,), dims=2, key=KEY)
+    # A spot moved by a whole number of strides is the same to an image's mean and maximum, and not to channels.
+    x = jnp.zeros((32, 32)).at[8:12, 8:12].set(jax.random.normal(KEY, (4, 4)))
+    moved = jnp.roll(x, 8, axis=1)
+    image, series = (cpe.ConvEmbedding((32, 32), dims=dims, key=KEY) for dims in (2, 1))
+    np.testing.assert_allclose(image(moved), image(x), atol=1e-5)
+    assert not np.allclose(series(moved), series(x), atol=1e-3)
+    assert cpe.ConvEmbedding((32, 32, 3), dims=2, key=KEY).layers[0].weight.shape == (32, 3, 3, 3)
 
 
 @pytest.mark.parametrize("inside", [1, FEW, FEW + 1])

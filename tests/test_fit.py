@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 import cpejax as cpe
-from cpejax import _posterior, _train
+from cpejax import _cores, _posterior, _train
 from cpejax._flow import Flow
 from cpejax._train import History, Training, _validation_loss, train
 
@@ -202,6 +203,23 @@ def test_a_checkpoint_goes_on_where_there_are_other_cores(monkeypatch, tmp_path)
     assert all(np.array_equal(a.weights, b.weights) for a, b in zip(whole.lines, resumed.lines, strict=True))
 
 
+def test_a_checkpoint_is_compiled_as_the_run_began(monkeypatch, tmp_path):
+    used = []
+    compile_each = _train.compile_each
+
+    def spy(programs, threads, options):
+        used.append(options)
+        return compile_each(programs, threads, options)
+
+    monkeypatch.setattr(_train, "compile_each", spy)
+    monkeypatch.setattr(_cores, "cores", lambda: 2)
+    trained(checkpoint=tmp_path, progress=interrupted_at(7, raising))
+    monkeypatch.setattr(_cores, "cores", lambda: 1)
+    assert _cores.options_for_all_cores() != used[0]  # a new run would be compiled otherwise
+    trained(checkpoint=tmp_path)
+    assert used[1] == used[0]
+
+
 def test_the_ancestral_flow_in_parts():
     """Divided and joined again it is the same, whatever the number of parts; with an embedding it is one part."""
 
@@ -265,12 +283,61 @@ def test_ctrl_c_returns_the_best_so_far(how):
 
 def test_a_second_ctrl_c_ends_at_once():
     before = signal.getsignal(signal.SIGINT)
-    with _train._Interrupt() as interrupt:
+    with _train.Interrupt() as interrupt:
+        interrupt.wait_for_epochs()
         press()
         assert interrupt.came
         with pytest.raises(KeyboardInterrupt):
             press()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_while_compiling_ends_at_once(monkeypatch):
+    compile_each = _train.compile_each
+
+    def interrupted(*args):
+        press()
+        return compile_each(*args)
+
+    monkeypatch.setattr(_train, "compile_each", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        trained()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class Pressed:
+    def __del__(self):
+        press()
+
+
+@pytest.mark.parametrize("where", ["_prepare", "train"])
+def test_ctrl_c_that_python_loses_before_the_loop_is_raised_again(monkeypatch, where):
+    """An exception of a handler is lost where Python calls it in a destructor, or while it collects garbage."""
+    lost = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    inner = getattr(_posterior, where)
+
+    def interrupted(*args, **kwargs):
+        Pressed()
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(_posterior, where, interrupted)
+    rng = np.random.default_rng(0)
+    simulations = {"a": np.abs(rng.normal(size=50)), "y": rng.normal(size=50)}
+    with pytest.raises(KeyboardInterrupt):
+        cpe.fit(single, simulations, observed=["y"], key=KEY, method=TINY, max_epochs=1)
+    assert [type(each.exc_value) for each in lost] == [KeyboardInterrupt]
+
+
+def test_a_process_that_ignores_ctrl_c_goes_on_doing_so():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _, history = trained(progress=interrupted_at(4, press))
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert history.stopped == "end of the schedule"
 
 
 def test_after_ctrl_c_a_checkpoint_goes_on(tmp_path):
@@ -449,6 +516,35 @@ SMALL = cpe.CPE(width=16, depth=1, hidden=16, components=2)
 def single():
     a = numpyro.sample("a", dist.HalfNormal(1.0))
     numpyro.sample("y", dist.Normal(a, 0.5))
+
+
+TINY = cpe.CPE(width=4, depth=1, hidden=4, components=1)
+
+
+def test_two_fits_in_threads_are_as_each_alone():
+    """NumPyro has one stack of handlers for all threads; here both are in the middle of a program at the same time."""
+
+    def slow(scale):
+        a = numpyro.sample("a", dist.Normal(0.0, scale))
+        time.sleep(0.01)
+        b = numpyro.sample("b", dist.Normal(a, 1.0))
+        time.sleep(0.01)
+        numpyro.sample("x", dist.Normal(b, 1.0))
+
+    rng = np.random.default_rng(0)
+    simulations = {name: rng.normal(size=50) for name in ("a", "b", "x")}
+
+    def weights(scale):
+        options = {"observed": ["x"], "method": TINY, "max_epochs": 2, "progress": False, "key": KEY}
+        posterior = cpe.fit(slow, simulations, scale, **options)
+        return [np.asarray(x) for x in jax.tree.leaves(posterior.flow) if eqx.is_array(x)]
+
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(weights, (1.0, 2.0)))
+    for scale, found in zip((1.0, 2.0), together, strict=True):
+        alone = weights(scale)
+        assert len(alone) == len(found)
+        assert all(np.array_equal(a, b) for a, b in zip(alone, found, strict=True))
 
 
 def test_fit_goes_on_after_ctrl_c_to_the_same_posterior(tmp_path, capsys, monkeypatch):

@@ -393,6 +393,44 @@ def test_an_altered_file_is_an_error_and_never_other_numbers(saved, name, flips)
             cpe.load(saved, groups)
 
 
+def reseal(saved, **changes):
+    """Change posterior.json as someone would who knows how its seal is made."""
+    path = saved / "posterior.json"
+    about = {**json.loads(path.read_text()), **changes}
+    about.pop("sha256")
+    path.write_text(json.dumps({**about, "sha256": _posterior.digest(json.dumps(about, sort_keys=True).encode())}))
+    return about
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"width": 40_000}, {"hidden": 40_000}, {"depth": 10**6}, {"components": 10**8}, {"width": 200, "depth": 200}],
+)
+def test_networks_larger_than_their_file_are_never_built(saved, monkeypatch, options):
+    about = json.loads((saved / "posterior.json").read_text())
+    reseal(saved, options={**about["options"], **options})
+    monkeypatch.setattr(cpe.CPE, "build", lambda *_, **__: pytest.fail("built"))
+    with pytest.raises(ValueError, match=r"stored weights, but CPE.* has at least \d+: its options were altered"):
+        cpe.load(saved, groups)
+
+
+def test_shapes_are_compared_before_anything_is_built(saved, monkeypatch):
+    about = json.loads((saved / "posterior.json").read_text())
+    monkeypatch.setattr(cpe.CPE, "build", lambda *_, **__: pytest.fail("built"))
+    (shape, kind), *rest = about["structure"]
+    reseal(saved, structure=[[[*shape, 10**9], kind], *rest])
+    with pytest.raises(ValueError, match=r"arrays of other shapes or types than posterior\.json says"):
+        cpe.load(saved, groups)
+
+
+def test_a_description_that_does_not_fit_is_an_error(saved):
+    about = json.loads((saved / "posterior.json").read_text())
+    for heavy in ({}, {**about["description"]["heavy"], "y": [7]}, {**about["description"]["heavy"], "y": [0]}):
+        reseal(saved, description={"heavy": heavy})
+        with pytest.raises(ValueError, match=r"describes no networks of this program|has other networks than"):
+            cpe.load(saved, groups)
+
+
 def test_files_of_two_posteriors_do_not_mix(saved, posterior, tmp_path):
     flow = jax.tree.map(lambda x: x * 1.01 if eqx.is_inexact_array(x) else x, posterior.flow)
     replace(posterior, flow=flow).save(tmp_path / "other")

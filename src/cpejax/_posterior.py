@@ -33,7 +33,7 @@ from cpejax._methods import CPE, METHODS
 from cpejax._program import Program
 from cpejax._simulate import Simulations, bind, check_count, finite, words
 from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
-from cpejax._train import DIVERGED, History, Training, split, train
+from cpejax._train import DIVERGED, History, Interrupt, Training, split, train
 
 FORMAT = 1
 MOST_NUMBERS = 30_000_000
@@ -78,7 +78,8 @@ def fit(
     - `checkpoint`: a folder; a run that was killed goes on from there, to the same result.
     - `progress`: a progress bar; by default where there is a terminal.
 
-    **Returns:** a `Posterior`. Ctrl-C stops training and returns the best so far.
+    **Returns:** a `Posterior`. Ctrl-C stops training after the epoch that runs and returns the best so far; before the
+    first epoch, or pressed again, it is a `KeyboardInterrupt`.
 
     ??? example
 
@@ -109,19 +110,23 @@ def fit(
     graph = Graph.from_program(bound, observed=observed)
     rows = _check_simulations(simulations, graph)
     key_flow, key_train = jax.random.split(key)
-    flow = method.build(bound, graph, rows, key=key_flow)
-    prepared = _prepare(flow, rows)
     bar = _Bar(progress)
-    with bar:
-        flow, history = train(
-            flow,
-            prepared,
-            settings,
-            key=key_train,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-            fingerprint=graph.fingerprint,
-            progress=bar.update,
-        )
+    with Interrupt() as interrupt:
+        flow = method.build(bound, graph, rows, key=key_flow)
+        interrupt.check()
+        prepared = _prepare(flow, rows)
+        interrupt.check()
+        with bar:
+            flow, history = train(
+                flow,
+                prepared,
+                settings,
+                key=key_train,
+                checkpoint=None if checkpoint is None else Path(checkpoint),
+                fingerprint=graph.fingerprint,
+                progress=bar.update,
+                interrupt=interrupt,
+            )
     if history.stopped.startswith("interrupted"):
         bar.say(f"Training was {history.stopped}; the best so far is returned.")
     if history.stopped.startswith(DIVERGED):
@@ -148,9 +153,7 @@ def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.n
     shifted = np.roll(held_out, 1)
     gains, log_priors = [], []
     for parameters, data in ((held_out, held_out), (trained, trained), (shifted, held_out)):
-        values = {
-            n: jnp.asarray(x[parameters if n in rows.graph.parameters else data], jnp.float32) for n, x in rows.items()
-        }
+        values = {n: jnp.asarray(x[parameters if n in rows.graph.parameters else data], float) for n, x in rows.items()}
         log_q, log_prior = map(np.asarray, _score(flow, values, frozenset(rows.graph.parameters)))
         gains.append(np.asarray(log_q - log_prior, float))
         log_priors.append(float(log_prior.mean()))
@@ -789,16 +792,20 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
     if graph.fingerprint != about["fingerprint"]:
         differ = "; ".join(graph.differences(about["graph"]))
         raise ValueError(f"The posterior in {folder} was fitted to another program: {differ}.")
+    # Nothing is built before it is known to be no larger than what the file holds.
+    arrays = _read_weights(folder / "weights.safetensors", about)
     method = _read_method(about, method, folder)
+    _check_size(method, sum(math.prod(shape) for shape, _ in about["structure"]), folder)
     blank = {name: np.zeros((1, *site.shape), jnp.result_type(float)) for name, site in graph.sites.items()}
-    flow = method.build(bound, graph, blank, key=jax.random.key(0), like=about["description"])
-    weights = folder / "weights.safetensors"
-    if not weights.exists() or digest(weights.read_bytes()) != about["weights_sha256"]:
-        raise ValueError(f"{weights} is missing, truncated or altered: it is not the file that posterior.json names.")
-    arrays, _ = load_arrays(weights)
+    try:
+        flow = method.build(bound, graph, blank, key=jax.random.key(0), like=about["description"])
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{folder / 'posterior.json'} describes no networks of this program ({error}).") from error
     if _structure(flow) != about["structure"]:
+        types = sorted({kind for _, kind in about["structure"] if kind.startswith("float")})
         raise ValueError(
-            f"The posterior in {folder} has other networks than {method} builds (library {about['library']})."
+            f"The posterior in {folder} has other networks than {method} builds (library {about['library']}; its "
+            f"weights are {', '.join(types)}, and JAX's numbers are {jnp.result_type(float)} now: jax_enable_x64)."
         )
     leaves, structure = jax.tree.flatten(flow)
     stored = (jnp.asarray(arrays[str(i)]) for i in range(len(about["structure"])))
@@ -828,6 +835,43 @@ def _read_about(path: Path) -> dict[str, Any]:
     if digest(json.dumps(about, sort_keys=True).encode()) != seal:
         raise ValueError(f"{path} was altered after it was saved.")
     return about
+
+
+def _read_weights(path: Path, about: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays of a saved posterior, of the shapes and types that its description has."""
+    if not path.exists() or digest(path.read_bytes()) != about["weights_sha256"]:
+        raise ValueError(f"{path} is missing, truncated or altered: it is not the file that posterior.json names.")
+    arrays, _ = load_arrays(path)
+    found = [[list(x.shape), str(x.dtype)] for i in range(len(arrays)) if (x := arrays.get(str(i))) is not None]
+    if found != about["structure"]:
+        raise ValueError(f"{path} has arrays of other shapes or types than posterior.json says.")
+    return arrays
+
+
+def _check_size(method: Method, stored: int, folder: Path) -> None:
+    """A method's options fit so many stored weights: networks that could not be in the file are never built."""
+    found = {name: getattr(method, name, None) for name in _SIZES}
+    size = {name: value if isinstance(value, int) else 0 for name, value in found.items()}
+    depth = size["depth"] if getattr(method, "flow", None) == "ancestral" else 1
+    tokens = size["value"] + size["name"] + size["condition"]  # of AIO
+    least = max(
+        size["width"] ** 2 * depth,  # every network of that width has a layer from it to itself
+        size["hidden"] ** 2,
+        tokens**2 * max(size["layers"], size["widening"]),
+        *size.values(),
+    )
+    if least > stored:
+        raise ValueError(
+            f"The posterior in {folder} has {stored} stored weights, but {method} has at least {least}: its options "
+            "were altered after it was saved."
+        )
+
+
+_SIZES = (
+    *("width", "hidden", "depth", "components", "blocks", "rank"),
+    *("value", "name", "condition", "layers", "heads", "widening"),
+)
+"""The options that networks grow with."""
 
 
 def _read_method(about: dict[str, Any], method: Method | None, folder: Path) -> Method:

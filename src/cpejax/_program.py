@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -287,6 +288,10 @@ def _check_site(msg: dict[str, Any]) -> None:
         )
 
 
+_ONE_AT_A_TIME = threading.RLock()
+"""NumPyro's handlers are on one stack for all threads: of two programs that run at once each would meet the other's."""
+
+
 def run(
     program: Program,
     values: Mapping[str, Any],
@@ -297,7 +302,7 @@ def run(
 ) -> Any:
     """Run `program` once, with `values` for the sites named there; see `Run`."""
     key = jax.random.key(0) if key is None else key
-    with handlers.seed(rng_seed=key):
+    with _ONE_AT_A_TIME, handlers.seed(rng_seed=key):
         return Run(program, values, visit)(*args, **(kwargs or {}))
 
 

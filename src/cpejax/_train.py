@@ -23,7 +23,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._cores import compile_each, cores
+from cpejax._cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
 from cpejax._flow import Flow, trainable
 from cpejax._keys import key_words
 from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
@@ -189,14 +189,17 @@ def train(
     fingerprint: str = "",
     progress: Progress | None = None,
     every: float = 10.0,
+    interrupt: Interrupt | None = None,
 ) -> tuple[Flow, History]:
     """Train `flow` on `rows` (from `flow.prepare`), and return it with its best weights.
 
     One compiled call is one epoch of a part: flows whose weights do not all depend on one another (`Flow.divide`) are
     trained in parts beside one another, one on each core, which need nothing of each other until the epoch's end. All
     randomness of an epoch comes from `key`, the part's number and the epoch's, so a run that goes on from a checkpoint
-    (written every `every` seconds, atomically) equals one that was never interrupted.
-    Ctrl-C ends training after the epoch that runs, with the best weights so far; a second Ctrl-C ends it at once.
+    (written every `every` seconds, atomically) equals one that was never interrupted: it is divided and compiled as it
+    was when it began.
+    Ctrl-C ends training after the epoch that runs, with the best weights so far; a second Ctrl-C ends it at once, and
+    so does the first while there is no epoch yet. `interrupt`: that of a caller who watches for it already.
     """
     n = len(jax.tree.leaves(rows)[0])
     key_split, key_epochs, key_parts = jax.random.split(key, 3)
@@ -209,10 +212,13 @@ def train(
         optax.stateless(_clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
     most = cores() if batches * epochs >= LONG else 1
+    begun: dict[str, Any] = {}
     if checkpoint is not None:
         checkpoint = Path(checkpoint) / "checkpoint.safetensors"
-        most = _parts_of_checkpoint(checkpoint) or most  # on whatever machine the run began
-    parts, states = _divide(flow, shuffled, held_out, most, optimiser, key_parts)
+        begun = _run_of_checkpoint(checkpoint)
+    # As the run began, on however many cores: other parts, or another way to compile, give other roundings.
+    parts, states = _divide(flow, shuffled, held_out, begun.get("parts", most), optimiser, key_parts)
+    options: Options = begun.get("options", options_for_all_cores() if len(parts) == 1 else {})
     best = [_copy(state.average) for state in states]
     history = History()
     epoch_number = 0
@@ -226,6 +232,7 @@ def train(
             "simulations": _digest(rows),
             "networks": _digest(flow),
             "parts": len(parts),
+            "options": options,
         }
         found = _load_checkpoint(checkpoint, (states, best), run)
         if found is not None:
@@ -244,13 +251,17 @@ def train(
     began = time.monotonic() - history.seconds
     saved = time.monotonic()
     compiled: list[Callable] | None = None
-    with _Interrupt() as interrupt, ThreadPoolExecutor(len(parts)) as threads:
+    with interrupt or Interrupt() as interrupt, ThreadPoolExecutor(len(parts)) as threads:
+        interrupt.check()
         while epoch_number < epochs and not history.stopped:
             rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), float)
             now = jnp.asarray(epoch_number), jnp.asarray(following), rate
             if compiled is None:  # traced here, not on the threads, which do not see `with jax.default_device(...)`
                 each = zip(structures, arrays, states, strict=True)
-                compiled = compile_each([run_epoch.lower(s, a, *now, state) for s, a, state in each], threads)
+                lowered = [run_epoch.lower(s, a, *now, state) for s, a, state in each]
+                interrupt.check()
+                compiled = compile_each(lowered, threads, known(options))
+                interrupt.wait_for_epochs()
             done = threads.map(
                 lambda run, a, state, now=now: jax.block_until_ready(run(a, *now, state)), compiled, arrays, states
             )
@@ -375,7 +386,7 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
         def step(carry: State, x: tuple[Any, PRNGKeyArray]) -> tuple[State, Array]:
             weights, average, optimiser_state, count = carry
             rows, key = x
-            value, slope = jax.value_and_grad(loss)(weights, rows, key)
+            value, slope = channels_last(jax.value_and_grad(loss))(weights, rows, key)
             change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
             weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
             keep = count / (count + 10.0) if keep_average else 0.0
@@ -398,26 +409,48 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
     return run_epoch
 
 
-class _Interrupt:
-    """Ctrl-C as a note to stop, because in the middle of a compiled epoch there is no state to return."""
+class Interrupt:
+    """Ctrl-C as a note to stop, because in the middle of a compiled epoch there is no state to return.
+
+    Before the first epoch it raises at once, and is noted all the same: an exception that comes while Python collects
+    garbage, as it often does when JAX traces or compiles, is printed and lost. `check` then raises it again.
+    """
 
     def __init__(self) -> None:
         self.came = False
+        self.epochs = False
+        self.depth = 0
 
-    def __enter__(self) -> _Interrupt:
-        self.main = threading.current_thread() is threading.main_thread()  # no other thread gets signals
-        if self.main:
-            self.before = signal.signal(signal.SIGINT, self._note)
+    def __enter__(self) -> Interrupt:
+        self.depth += 1
+        if self.depth == 1:
+            self.before = signal.getsignal(signal.SIGINT)
+            # No other thread gets signals; and a process in the background that ignores Ctrl-C goes on doing so.
+            main = threading.current_thread() is threading.main_thread()
+            self.watches = main and self.before is not None and self.before != signal.SIG_IGN
+            if self.watches:
+                signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self.main:
+        self.depth -= 1
+        if self.depth == 0 and self.watches:
             signal.signal(signal.SIGINT, self.before)
 
-    def _note(self, *_: Any) -> None:
-        if self.came:
+    def check(self) -> None:
+        """End if Ctrl-C has come before the first epoch."""
+        if self.came and not self.epochs:
             raise KeyboardInterrupt
-        self.came = True
+
+    def wait_for_epochs(self) -> None:
+        """From now on there is an epoch to wait for."""
+        self.check()
+        self.epochs = True
+
+    def _note(self, *_: Any) -> None:
+        again, self.came = self.came, True
+        if again or not self.epochs:
+            raise KeyboardInterrupt
 
 
 def _clip(slope: Weights, _: Any) -> Weights:
@@ -461,9 +494,9 @@ def _save_checkpoint(path: Path, state: Any, history: History, epoch: int, run: 
     write_atomically(path, pack_arrays(arrays, about))
 
 
-def _parts_of_checkpoint(path: Path) -> int | None:
-    """In how many parts the run of a checkpoint is trained, if there is one."""
-    return json.loads(load_arrays(path)[1].get("run", "{}")).get("parts") if path.exists() else None
+def _run_of_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of its run; nothing where there is none."""
+    return dict(json.loads(load_arrays(path)[1].get("run", "{}"))) if path.exists() else {}
 
 
 def _load_checkpoint(path: Path, like: Any, run: dict[str, Any]) -> tuple[Any, History, int] | None:
