@@ -48,7 +48,7 @@ def read_data(path: Path, graph: Graph, sites: Sequence[str], what: str = "data"
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from error
     for name in found:
         if name not in sites:
-            near = sites if len(sites) == 1 else difflib.get_close_matches(name, sites, n=1)
+            near = list(sites) if len(sites) == 1 else difflib.get_close_matches(name, sites, n=1)
             hint = f" Did you mean '{near[0]}'?" if near and name not in graph.parameters else ""
             kind = "a parameter, not data" if name in graph.parameters else "not a site of the program"
             raise ValueError(f"{path} has '{name}', which is {kind}; expected are {_shapes(graph, sites)}.{hint}")
