@@ -311,6 +311,19 @@ def test_restart_leaves_a_damaged_checkpoint(here):
     assert "weights, 3 epochs in" in out
 
 
+def test_restart_drops_training_on_what_it_replaces(here):
+    checkpoint = here / "run" / ".checkpoint" / "checkpoint.safetensors"
+    checkpoint.parent.mkdir()
+    checkpoint.write_bytes(b"some epochs")
+    record = json.loads((here / "run" / "run.json").read_text())
+    record["begun"]["fit"] = record["stages"].pop("fit")["inputs"]
+    (here / "run" / "run.json").write_text(json.dumps(record))
+    out = cpejax("simulate", "model.py", "--out", "run", "--seed", 6, "--restart")
+    assert "What the stage 'fit' had done so far is dropped, since 'simulate' is made anew." in out
+    assert not checkpoint.exists()
+    assert json.loads((here / "run" / "run.json").read_text())["begun"] == {}
+
+
 def test_a_seed_belongs_to_its_stage(here):
     sample = ("sample", "model.py", "--given", "data.json", "--out", "run")
     assert "1,000 draws in" in cpejax(*sample, "--seed", 9, "--restart")
@@ -326,6 +339,11 @@ def test_an_option_that_is_refused_is_not_remembered(here):
     failing("infer", "model.py", "--out", "run", "--draws", 5)
     (here / "other.json").write_text(json.dumps({"y": [0.0, 0.0, 0.0]}))
     failing("infer", "model.py", "--out", "run", "--given", "other.json")
+    shutil.copytree("run", "again")
+    cpejax("fit", "model.py", "--out", "again", "--epochs", 1, "--restart")
+    for command in ("infer", "sample", "check"):
+        out = failing(command, "model.py", "--out", "run", "--fit", "again")
+        assert "run was made otherwise: the fitted model is not the same as then" in out
     assert cpejax("infer", "model.py", "--out", "run").count("from before:") == 4
 
 

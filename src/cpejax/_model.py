@@ -150,7 +150,7 @@ def _noting(opened: set[Path]) -> Iterator[None]:
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
-    if _noted is None or event != "open":
+    if _noted is None or event != "open" or len(arguments) != 3:
         return
     name, mode, flags = arguments
     reads = flags & (os.O_WRONLY | os.O_RDWR) != os.O_WRONLY if mode is None else not set("wax") & set(str(mode))

@@ -48,7 +48,7 @@ WORK = {"simulate": ".simulate", CHECK_SIMULATE: ".simulate-for-checks", "fit": 
 """The folder of a stage's unfinished work, for stages that can resume from it."""
 DEFAULTS = {"simulations": 10_000, "draws": 4_000, "check_simulations": 1_000}
 """Options of the stages where they are neither given nor recorded; the others are None."""
-FILES = {"given": "the data", "truth": "the true parameters"}
+FILES = {"given": "the data", "truth": "the true parameters", "fit": "the fitted model"}
 """What is in the files that options name."""
 MODEL_FILE, PROGRAM = "the model file", "the program"
 TIMEOUT = 600.0
@@ -193,7 +193,10 @@ class Run:
         inputs = {
             name: options[name] for name in ("simulations", "epochs", "steps", "draws", "seed") if name in options
         }
-        inputs |= {words: options[name]["hash"] for name, words in FILES.items() if options.get(name)}
+        sources = {name: options[name] for name in FILES if options.get(name)}
+        if "fit" in sources and sources["fit"]["file"] is None:
+            del sources["fit"]  # the run's own model, which may be still to be trained
+        inputs |= {FILES[name]: source["hash"] for name, source in sources.items()}
         if "method" in options:
             inputs["method"] = describe_method(choose_method(self.model, options["method"]))
         if stage in ("simulate", "fit"):
@@ -281,8 +284,13 @@ class Run:
 
     def _forget(self, stage: str) -> None:
         """What is made from a stage that is replaced is replaced as well."""
-        for name in STAGES[STAGES.index(stage) :] if stage in STAGES else (stage,):
+        self.record["stages"].pop(stage, None)
+        for name in STAGES[STAGES.index(stage) + 1 :] if stage in STAGES else ():
             self.record["stages"].pop(name, None)
+            if self._has_work(name):
+                self.say(f"What the stage '{name}' had done so far is dropped, since '{stage}' is made anew.")
+                shutil.rmtree(self.work(name), ignore_errors=True)
+            self.record["begun"].pop(name, None)
 
     def finish(self, stage: str, inputs: Mapping[str, Any], files: Sequence[str], began: float) -> None:
         """Record a stage, and only then remove the work it has resumed from."""
@@ -306,10 +314,6 @@ class Run:
     def _write_record(self) -> None:
         self.record["model"] = str(self.model.path)
         write_atomically(self.folder / "run.json", json.dumps(self.record, indent=1).encode())
-
-    def file_hash(self, stage: str, name: str) -> str:
-        """The hash of a file that a finished stage wrote."""
-        return str(self.record["stages"][stage]["files"][name])
 
     # ---- talking
 
@@ -451,11 +455,11 @@ def _load(folder: Path, model: Model, method: Method | None) -> Posterior:
 def other_fit(run: Run, other: Path | None) -> Path | None:
     """The run whose model is used instead of one of its own, now or since the run was begun."""
     recorded = run.options("sample").get("fit")
-    return other if other is not None or recorded is None else Path(recorded)
+    return Path(recorded["file"]) if other is None and recorded and recorded["file"] else other
 
 
-def fitted(run: Run, other: Path | None) -> tuple[Posterior, str]:
-    """The run's own model, or that of another run, and its hash."""
+def fitted(run: Run, other: Path | None) -> tuple[Posterior, Source]:
+    """The run's own model, or that of another run, and where it is from."""
     other = other_fit(run, other)
     if other is None:
         done = run.verified("fit")
@@ -465,7 +469,8 @@ def fitted(run: Run, other: Path | None) -> tuple[Posterior, str]:
                 "run that has one with --fit."
             )
         chosen = choose_method(run.model, run.options("fit")["method"])
-        return _load(run.folder / "model", run.model, chosen), str(done["files"]["model/posterior.json"])
+        source = {"file": None, "hash": done["files"]["model/posterior.json"]}
+        return _load(run.folder / "model", run.model, chosen), source
     folder = other / "model" if (other / "model").is_dir() else other
     if not (folder / "posterior.json").is_file():
         raise Failure(f"--fit {other}: there is no fitted model in this folder (no model/posterior.json).")
@@ -480,7 +485,7 @@ def fitted(run: Run, other: Path | None) -> tuple[Posterior, str]:
             f"Note: {_changed_in_model(was['inputs']['model'], run.model_hashes)} has changed since {other} was "
             "fitted. Sites, shapes and priors are the same; whether the simulator is cannot be told."
         )
-    return posterior, _hash(folder / "posterior.json")
+    return posterior, {"file": str(other), "hash": _hash(folder / "posterior.json")}
 
 
 def _stage_of(folder: Path, stage: str) -> dict[str, Any] | None:
@@ -501,10 +506,10 @@ def _was_made(folder: Path, stage: str, inputs: Mapping[str, Any]) -> bool:
     )
 
 
-def run_sample(run: Run, posterior: Posterior, model_hash: str, given: Given) -> xr.DataTree:
+def run_sample(run: Run, posterior: Posterior, source: Source, given: Given) -> xr.DataTree:
     """Draw from the posterior of the data: `posterior.nc` and `summary.csv`."""
     n, seed = run.options("sample")["draws"], run.options("sample")["seed"]
-    inputs = {"the fitted model": model_hash, "the data": hash_values(given), "draws": n, "seed": seed}
+    inputs = {"the fitted model": source["hash"], "the data": hash_values(given), "draws": n, "seed": seed}
     path = run.folder / "posterior.nc"
     if run.finished("sample", inputs):
         run.kept(f"{n:,} draws", path)
@@ -524,7 +529,7 @@ def run_sample(run: Run, posterior: Posterior, model_hash: str, given: Given) ->
 def run_check(
     run: Run,
     posterior: Posterior,
-    model_hash: str,
+    source: Source,
     given: Given,
     truth: Given | None,
     tree: xr.DataTree,
@@ -533,7 +538,7 @@ def run_check(
     n, seed = run.options("check")["check_simulations"], run.options("check")["seed"]
     inputs = {
         "the draws": run.record["stages"]["sample"]["files"]["posterior.nc"],
-        "the fitted model": model_hash,
+        "the fitted model": source["hash"],
         "the data": hash_values(given),
         "the true parameters": None if truth is None else hash_values(truth),
         "check_simulations": n,
@@ -586,10 +591,10 @@ def _check_simulations(run: Run, n: int, seed: int) -> Simulations:
     path = run.folder / "check_simulations.npz"
     if run.finished(CHECK_SIMULATE, inputs):
         return read_simulations(path, run.graph)
-    other = run.options("sample").get("fit")
-    if other is not None and _was_made(Path(other), CHECK_SIMULATE, inputs):
-        run.kept(f"{n:,} simulations to check with", Path(other) / path.name)
-        return read_simulations(Path(other) / path.name, run.graph)
+    other = other_fit(run, None)
+    if other is not None and _was_made(other, CHECK_SIMULATE, inputs):
+        run.kept(f"{n:,} simulations to check with", other / path.name)
+        return read_simulations(other / path.name, run.graph)
     began = time.monotonic()
     rows = _simulate(run, CHECK_SIMULATE, inputs, n, _key(seed, 3), path)
     run.finish(CHECK_SIMULATE, inputs, [path.name], began)
@@ -599,7 +604,7 @@ def _check_simulations(run: Run, n: int, seed: int) -> Simulations:
 
 def _prior(run: Run, rows: Simulations) -> dict[str, np.ndarray]:
     """Parameters drawn from the prior: those of the training simulations, or of the others."""
-    there = "simulate" in run.record["stages"] and run.options("sample").get("fit") is None
+    there = "simulate" in run.record["stages"] and other_fit(run, None) is None
     changed = run.changed("simulate") if there else None
     if changed is not None:
         run.say(f"{changed} is missing or was altered: the report shows the prior of the simulations to check with.")
@@ -626,7 +631,7 @@ def _repeat(run: Run) -> str:
 
 def _seeds(run: Run) -> dict[str, int]:
     """The seeds of the stages that have made the posterior."""
-    stages = STAGES[2:] if run.options("sample").get("fit") is not None else STAGES
+    stages = STAGES[2:] if other_fit(run, None) is not None else STAGES
     return {stage: run.options(stage)["seed"] for stage in stages if run.options(stage)}
 
 

@@ -175,20 +175,21 @@ def infer(
         options: dict[str, dict[str, Any]] = {
             "simulate": {"simulations": simulations, "seed": seed},
             "fit": {"method": method, "epochs": epochs, "steps": steps, "seed": seed},
-            "sample": {"given": files["given"], "fit": fit and str(fit), "draws": draws, "seed": seed},
+            "sample": {"given": files["given"], "fit": None, "draws": draws, "seed": seed},
             "check": {"truth": files["truth"], "check_simulations": check_simulations, "seed": seed},
         }
         if other is not None:
             _refuse_training(other, {**options.pop("simulate"), **options.pop("fit")})
-            posterior, fingerprint = stages.fitted(run, other)
+            posterior, source = stages.fitted(run, other)
+            options["sample"]["fit"] = source
             run.choose(options)
         else:
             run.choose(options)
             stages.run_simulate(run)
             stages.run_fit(run)
-            posterior, fingerprint = stages.fitted(run, None)
-        tree = stages.run_sample(run, posterior, fingerprint, values)
-        stages.run_check(run, posterior, fingerprint, values, true, tree)
+            posterior, source = stages.fitted(run, None)
+        tree = stages.run_sample(run, posterior, source, values)
+        stages.run_check(run, posterior, source, values, true, tree)
         _show(run, stages.summarise(tree, run.graph, true))
         _show_check(run)
 
@@ -258,10 +259,10 @@ def sample(
     Example: `cpejax sample examples/sir.py --given data.json --out run/`
     """
     with _running(model, out, restart, 0.0, debug) as (run, stages):
-        values, _, source = stages.read_given(run, given)
-        posterior, fingerprint = stages.fitted(run, fit)
-        run.choose({"sample": {"given": source, "fit": fit and str(fit), "draws": draws, "seed": seed}})
-        tree = stages.run_sample(run, posterior, fingerprint, values)
+        values, _, data = stages.read_given(run, given)
+        posterior, source = stages.fitted(run, fit)
+        run.choose({"sample": {"given": data, "fit": source, "draws": draws, "seed": seed}})
+        tree = stages.run_sample(run, posterior, source, values)
         _show(run, stages.summarise(tree, run.graph))
         _next(run, "check")
 
@@ -289,13 +290,13 @@ def check(
     """
     with _running(model, out, restart, timeout, debug) as (run, stages):
         values, true, files = stages.read_observation(run, given, truth)
-        posterior, fingerprint = stages.fitted(run, fit)
+        posterior, source = stages.fitted(run, fit)
         if "sample" not in run.record["stages"]:
             raise Failure(f"{run.folder} has no draws to report. First: cpejax sample {model} --out {run.folder}")
         options = {"truth": files["truth"], "check_simulations": check_simulations, "seed": seed}
-        run.choose({"sample": {"given": files["given"], "fit": fit and str(fit)}, "check": options})
-        tree = stages.run_sample(run, posterior, fingerprint, values)
-        stages.run_check(run, posterior, fingerprint, values, true, tree)
+        run.choose({"sample": {"given": files["given"], "fit": source}, "check": options})
+        tree = stages.run_sample(run, posterior, source, values)
+        stages.run_check(run, posterior, source, values, true, tree)
         _show_check(run)
 
 
