@@ -84,6 +84,13 @@ def test_a_model_file_may_define_arguments_and_observed(here):
     assert re.search(r"y a Normal, data", out)
 
 
+def test_a_terminal_without_the_letter_of_a_site(here):
+    write(here / "model.py", body="numpyro.sample('θ', dist.Normal(0.0, 1.0))")
+    result = CliRunner(charset="ascii").invoke(app, ["graph", "model.py"])
+    assert result.exit_code == 0, result.exception
+    assert "\\u03b8" in result.output
+
+
 def test_help_says_what_a_model_is():
     out = cpejax("--help")
     assert "defines program" in out

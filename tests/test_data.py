@@ -70,9 +70,14 @@ def test_every_format_gives_the_same(write, name, content):
         ((3,), "x\n1\n2\n3\n", [1, 2, 3]),
         ((3,), "1\n2\n3\n", [1, 2, 3]),
         ((3,), "1,2,3\n", [1, 2, 3]),
-        ((2, 2), "first,second\n1,2\n3,4\n", [[1, 2], [3, 4]]),
         ((2, 2), "\ufeff1,2\r\n3,4\r\n\r\n", [[1, 2], [3, 4]]),
         ((2, 2), "x[0],x[1]\n1,2\n3,4\n", [[1, 2], [3, 4]]),
+        ((12,), f"{','.join(f'x[{i}]' for i in sorted(range(12), key=str))}\n0,1,10,11,2,3,4,5,6,7,8,9\n", range(12)),
+        ((2,), "x[1],x[0]\n7,8\n", [8, 7]),
+        ((2, 2), '"x[0, 0]","x[1, 1]","x[1, 0]","x[0, 1]"\n1,2,3,4\n', [[1, 4], [3, 2]]),
+        ((2, 2), "x[0, 0], x[1, 1],x[1,0],x[0,1]\n1,2,3,4\n", [[1, 4], [3, 2]]),
+        ((2, 2, 2), "x[0,0],x[1,0],x[0,1],x[1,1]\n1,2,3,4\n5,6,7,8\n", [[[1, 3], [2, 4]], [[5, 7], [6, 8]]]),
+        ((1, 3), "1\n2\n3\n", [[1, 2, 3]]),
         ((), "x\n7\n", 7),
         ((1,), "7\n", [7]),
     ],
@@ -86,11 +91,41 @@ def test_many_observations(write):
     found = read_data(write("data.csv", "x[0],x[1]\n1,2\n3,4\n5,6\n"), table((2,)), ["x"])
     assert check_shapes(found, table((2,)), "data") is True
     assert found["x"].shape == (3, 2)
+    found = read_data(write("data.csv", "1\n2\n3\n"), table(()), ["x"])
+    assert found["x"].shape == (3,)
     assert check_shapes({"x": np.zeros(5)}, table(()), "data") is True
 
 
 def test_a_list_is_enough_where_there_is_one_site(write):
     np.testing.assert_array_equal(read_data(write("d.json", "[1, 2]"), table((2,)), ["x"])["x"], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "text", "message"),
+    [
+        ((2,), "x[0],x[0]\n1,2\n", r"data.csv: the column 'x\[0\]' is there twice"),
+        ((2,), "x,x\n1,2\n", "data.csv: the column 'x' is there twice"),
+        ((2,), "x[0],x[7]\n1,2\n", r"there is a column 'x\[7\]' and there is no column 'x\[1\]'"),
+        ((3,), "x[0],x[1]\n1,2\n", r"there is no column 'x\[2\]'; expected is 'x' of shape \(3,\)"),
+        ((2,), "x[1],x[2]\n1,2\n", r"there is a column 'x\[2\]' and there is no column 'x\[0\]'"),
+        ((2, 2), "x[0],x[1, 1]\n1,2\n", r"the columns 'x\[0\]' and 'x\[1, 1\]' name different numbers of positions"),
+        ((2,), "x[0],x\n1,2\n", r"the columns 'x\[0\]' and 'x' name different numbers of positions"),
+        ((2,), '"x[0, 0]","x[0, 1]"\n1,2\n', r"the column 'x\[0, 0\]' has 2 positions; expected is"),
+        ((2, 3, 4), "1,2,3,4,5,6\n" * 4, r"table of shape \(4, 6\), but .* Name the positions"),
+        ((2, 3, 4), "x[0],x[1],x[2],x[3]\n" + "1,2,3,4\n" * 6, r"table of shape \(6, 4\), but"),
+        ((2, 3), "1,2,3,4,5,6\n", r"table of shape \(1, 6\), but .* cannot be told.* as in \"x\[0, 0\]\""),
+        ((2, 3), "1,2\n3,4\n5,6\n", r"table of shape \(3, 2\), but .* cannot be told"),
+        ((3,), "z\n1\n2\n3\n", r"data.csv has 'z', which is not a site of the program; .* Did you mean .x."),
+        ((2, 2), "first,second\n1,2\n3,4\n", "data.csv has 'first', which is not a site"),
+    ],
+)
+def test_tables_are_not_guessed(write, shape, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_data(write("data.csv", text), table(shape), ["x"])
+
+
+def nested(depth):
+    return [nested(depth - 1)] if depth else 1
 
 
 GOOD = {"y": Y.tolist(), "total": TOTAL}
@@ -112,7 +147,18 @@ BAD = [
         {"y": GOOD["y"]},
         "data.json has no 'total'; expected are 'y' of shape .3,. .3 group., 'total', a sing",
     ),
-    ("data.json", {**GOOD, "y": ["1", "2", "3"]}, "'y' is not made of numbers: it holds the text '1'"),
+    ("data.json", {**GOOD, "y": ["1", "2", "3"]}, r"'y' is not made of numbers: it holds the text '1' at \[0\]"),
+    ("data.json", {**GOOD, "y": [1, 2, "b"]}, r"'y' is not made of numbers: it holds the text 'b' at \[2\]"),
+    ("data.json", {**GOOD, "y": [[1, 2], [3, "4"]]}, r"it holds the text '4' at \[1, 1\]"),
+    ("data.json", {**GOOD, "y": [1, 10**400, 2]}, r"'y' holds a whole number of more than 63 bits at \[1\]"),
+    ("data.json", '{"y": [1, 2, 3], "total": 1, "y": [4, 5, 6]}', "data.json: 'y' is there twice"),
+    ("data.json", "[" * 100_000, "data.json is nested too deeply to be read; expected are 'y' of shape"),
+    (
+        "data.json",
+        {**GOOD, "y": nested(60)},
+        "'y' is lists in lists, 32 deep and more; expected is a number or a table",
+    ),
+    ("data.csv", "1,2,3,4\n", "data.csv has no header, so its columns are not named; expected are 'y'"),
     ("data.json", {**GOOD, "y": [1, None, 2]}, "'y' is not made of numbers: it holds null"),
     (
         "data.json",

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import arviz_stats.base.stats_utils
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
@@ -162,7 +163,7 @@ def test_the_same_command_again_does_nothing(here):
     out = cpejax(*INFER, *TINY)
     assert out.count("from before:") == 4
     assert {p: p.stat().st_mtime_ns for p in (here / "run").rglob("*.n*")} == before
-    assert "from before" in cpejax(*INFER)  # what was asked for then is remembered
+    assert cpejax("infer", "model.py", "--out", "run").count("from before:") == 4  # also the files named then
 
 
 def test_stages_one_by_one(here, done):
@@ -170,7 +171,7 @@ def test_stages_one_by_one(here, done):
     assert "200 simulations in" in simulated
     assert "Next: cpejax fit model.py --out run" in simulated
     assert (
-        "Training was interrupted after 1 epochs. What was finished is kept in run: the same command goes"
+        "Training was interrupted after 1 epochs. What was finished is kept in run: the same command resumes"
         in interrupted
     )
     assert "200 simulations, from before: run/simulations.npz" in inferred
@@ -184,7 +185,7 @@ def test_stages_one_by_one(here, done):
 def test_simulating_that_was_interrupted(here, monkeypatch):
     monkeypatch.setattr(_run, "simulate", lambda *_, **__: interrupt())
     out = cpejax("simulate", "model.py", "--out", "new", code=130)
-    assert "Interrupted. What was finished is kept in new: the same command goes on from there." in out
+    assert "Interrupted. What was finished is kept in new: the same command resumes from there." in out
     assert json.loads((here / "new" / "run.json").read_text())["stages"] == {}
 
 
@@ -216,15 +217,156 @@ def test_simulations_on_the_host_go_on_where_they_were(tmp_path):
         cpe.simulate(program, 100, key=jax.random.key(1), checkpoint=tmp_path)
 
 
+COUNTED = """simulator.calls = getattr(simulator, 'calls', 0) + 1
+    with open('calls', 'a') as file: file.write('.')
+    if os.path.exists('stop') and simulator.calls > 30: raise OSError('no licence')"""
+
+
+def test_simulating_resumes_with_the_options_it_was_begun_with(here, monkeypatch):
+    (here / "host.py").write_text(HOST.format(body=COUNTED))
+    (here / "pair.json").write_text('{"y": [0.0, 1.0]}')
+    begun = ("infer", "host.py", "--given", "pair.json", "--out", "new", "--simulations", 60, "--seed", 3)
+    (here / "stop").touch()
+    assert "no licence" in failing(*begun, "--draws", 77)
+    parts = sorted((here / "new" / ".simulate").iterdir())
+    assert len(parts) == 15
+    out = failing("simulate", "host.py", "--out", "new", "--simulations", 50)
+    assert (
+        "new has an unfinished stage 'simulate' that was begun otherwise: --simulations was 60, is 50. Resume it" in out
+    )
+    assert "--seed was 3, is 4" in failing("infer", *begun[1:4], "--out", "new", "--seed", 4)
+    assert sorted((here / "new" / ".simulate").iterdir()) == parts
+    # A damaged part is named, and is not said to be the model's fault.
+    whole = parts[3].read_bytes()
+    parts[3].write_bytes(whole[:-9] + b"x" * 9)
+    out = failing("simulate", "host.py", "--out", "new")
+    assert f"Error: {parts[3].relative_to(here)} was altered" in out
+    assert "the stage 'simulate' cannot resume: --restart drops what it has done so far" in out
+    parts[3].write_bytes(whole)
+    # Killed when all is simulated but not recorded, nothing is lost.
+    (here / "stop").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(_run.Run, "finish", interrupt)
+        cpejax("simulate", "host.py", "--out", "new", code=130)
+    calls = (here / "calls").stat().st_size
+    assert calls == 31 + 30  # one failed
+    out = cpejax("simulate", "host.py", "--out", "new")
+    assert "60 simulations in" in out
+    assert (here / "calls").stat().st_size == calls
+    assert not (here / "new" / ".simulate").exists()
+    options = json.loads((here / "new" / "run.json").read_text())["options"]
+    assert [options[stage]["seed"] for stage in ("simulate", "fit", "sample", "check")] == [3, 3, 3, 3]
+    assert options["sample"]["draws"] == 77
+    assert options["sample"]["given"]["file"] == "pair.json"
+
+
+def test_restart_drops_simulations_that_were_begun_and_says_so(here):
+    (here / "host.py").write_text(HOST.format(body=COUNTED))
+    (here / "stop").touch()
+    for _ in range(2):
+        failing("simulate", "host.py", "--out", "new", "--simulations", 60)
+        (part,) = (here / "new" / ".simulate").glob("*000.safetensors")
+        part.write_bytes(b"nothing")
+    (here / "stop").unlink()
+    assert "000000000.safetensors is truncated" in failing("simulate", "host.py", "--out", "new")
+    out = cpejax("simulate", "host.py", "--out", "new", "--restart")
+    assert "is truncated, altered, or not a safetensors file" in out
+    assert "What the stage 'simulate' had done so far is dropped." in out
+    assert "60 simulations in" in out
+
+
+def test_training_resumes_with_the_options_it_was_begun_with(here, monkeypatch):
+    checkpoint = here / "run" / ".checkpoint" / "checkpoint.safetensors"
+    with monkeypatch.context() as patch:
+        patch.setattr(_posterior._Bar, "update", interrupt)
+        cpejax("fit", "model.py", "--out", "run", "--epochs", 4, "--restart", code=130)
+    before = checkpoint.read_bytes()
+    out = failing(*INFER, "--epochs", 5)
+    assert "run has an unfinished stage 'fit' that was begun otherwise: --epochs was 4, is 5" in out
+    (here / "model.py").write_text(MODEL.format(spread=1.0) + "# a comment\n")
+    assert "the model file has changed since" in failing(*INFER)
+    (here / "model.py").write_text(MODEL.format(spread=1.0))
+    assert checkpoint.read_bytes() == before
+    checkpoint.write_bytes(before[:-1])
+    assert "Error: run/.checkpoint/checkpoint.safetensors " in failing("fit", "model.py", "--out", "run")
+    checkpoint.write_bytes(before)
+    with monkeypatch.context() as patch:
+        patch.setattr(_run.Run, "finish", interrupt)
+        cpejax("fit", "model.py", "--out", "run", code=130)
+    assert checkpoint.exists()  # nothing is deleted before the model is recorded
+    assert "weights, 4 epochs in" in cpejax("fit", "model.py", "--out", "run")
+    assert not checkpoint.exists()
+
+
+def test_restart_leaves_a_damaged_checkpoint(here):
+    checkpoint = here / "run" / ".checkpoint" / "checkpoint.safetensors"
+    checkpoint.parent.mkdir()
+    checkpoint.write_bytes(b"nothing")
+    record = json.loads((here / "run" / "run.json").read_text())
+    record["begun"]["fit"] = record["stages"].pop("fit")["inputs"]
+    (here / "run" / "run.json").write_text(json.dumps(record))
+    out = cpejax("fit", "model.py", "--out", "run", "--restart")
+    assert "checkpoint.safetensors is truncated, altered, or not a safetensors file" in out
+    assert "What the stage 'fit' had done so far is dropped." in out
+    assert "weights, 3 epochs in" in out
+
+
+def test_restart_drops_training_on_what_it_replaces(here):
+    checkpoint = here / "run" / ".checkpoint" / "checkpoint.safetensors"
+    checkpoint.parent.mkdir()
+    checkpoint.write_bytes(b"some epochs")
+    record = json.loads((here / "run" / "run.json").read_text())
+    record["begun"]["fit"] = record["stages"].pop("fit")["inputs"]
+    (here / "run" / "run.json").write_text(json.dumps(record))
+    out = cpejax("simulate", "model.py", "--out", "run", "--seed", 6, "--restart")
+    assert "What the stage 'fit' had done so far is dropped, since 'simulate' is made anew." in out
+    assert not checkpoint.exists()
+    assert json.loads((here / "run" / "run.json").read_text())["begun"] == {}
+
+
+def test_a_seed_belongs_to_its_stage(here):
+    sample = ("sample", "model.py", "--given", "data.json", "--out", "run")
+    assert "1,000 draws in" in cpejax(*sample, "--seed", 9, "--restart")
+    assert "--seed was 9, is 8" in failing(*sample, "--seed", 8)
+    out = cpejax(*INFER)
+    assert out.count("from before:") == 3  # simulations, model and draws; the report is of other draws
+    page = (here / "run" / "report.html").read_text()
+    assert "Seed 5 of simulate, 5 of fit, 9 of sample, 5 of check." in page
+    assert "cpejax sample model.py --given data.json --draws 1000 --seed 9 --out run\ncpejax check" in page
+
+
+def test_an_option_that_is_refused_is_not_remembered(here):
+    failing("infer", "model.py", "--out", "run", "--draws", 5)
+    (here / "other.json").write_text(json.dumps({"y": [0.0, 0.0, 0.0]}))
+    failing("infer", "model.py", "--out", "run", "--given", "other.json")
+    shutil.copytree("run", "again")
+    cpejax("fit", "model.py", "--out", "again", "--epochs", 1, "--restart")
+    for command in ("infer", "sample", "check"):
+        out = failing(command, "model.py", "--out", "run", "--fit", "again")
+        assert "run was made otherwise: the fitted model is not the same as then" in out
+    assert cpejax("infer", "model.py", "--out", "run").count("from before:") == 4
+
+
+def test_data_that_were_named_before_are_the_same(here):
+    (here / "data.json").write_text(json.dumps({"y": [0.0, 0.0, 0.0]}))
+    out = failing("infer", "model.py", "--out", "run")
+    assert (
+        "data.json is not the file that the run in run was begun with, or has changed since. Name the file with" in out
+    )
+
+
 def test_a_fitted_model_is_used_for_other_data(here):
     (here / "other.csv").write_text("y\n0.1\n0.0\n5.0\n")
     out = cpejax("sample", "model.py", "--given", "other.csv", "--fit", "run", "--out", "other", "--draws", 1000)
     assert "Model of" not in out
     assert not (here / "other" / "model").exists()
+    assert "1,000 draws, from before" in cpejax("sample", "model.py", "--out", "other")  # --fit is remembered
+    out = failing("infer", "model.py", "--given", "other.csv", "--fit", "run", "--out", "fourth", "--epochs", 3)
+    assert "--epochs has no effect with the model of another run (--fit run): nothing is trained" in out
     assert "Note:" not in out
     (here / "model.py").write_text(MODEL.format(spread=1.0) + "# a comment\n")
     out = cpejax("sample", "model.py", "--given", "other.csv", "--fit", "run", "--out", "third", "--draws", 1000)
-    assert "Note: model.py has changed since run was fitted. Sites, shapes and priors are the same" in out
+    assert "Note: the model file has changed since run was fitted. Sites, shapes and priors are the same" in out
 
 
 def test_many_observations(here):
@@ -245,9 +387,83 @@ def test_altered_simulations_are_made_again(here):
     out = cpejax("simulate", "model.py", "--out", "run")
     assert "run/simulations.npz is missing or was altered: simulate is done again." in out
     assert "200 simulations in" in out
+    assert "from before" in cpejax("fit", "model.py", "--out", "run")  # the same simulations as those it was trained on
+
+
+def test_what_a_killed_process_leaves(here):
+    (here / "new").mkdir()
+    (here / "new" / ".lock").touch()
+    (here / "new" / ".run.json.0123abcd.part").write_text('{"form')
+    cpejax("simulate", "model.py", "--out", "new", "--simulations", 20)
+    (here / "new" / ".simulate").mkdir()  # finished, but not removed
+    (here / "new" / ".simulations.npz.0123abcd.part").touch()
+    cpejax("simulate", "model.py", "--out", "new")
+    assert sorted(p.name for p in (here / "new").iterdir()) == [".lock", "run.json", "simulations.npz"]
+
+
+def test_what_another_process_has_finished_is_kept(here):
+    run = _run.Run(here / "run", load_model(here / "model.py"))
+    path = here / "run" / "run.json"
+    record = json.loads(path.read_text())
+    record["stages"]["simulate"]["seconds"] = 1234.5
+    path.write_text(json.dumps(record))
+    with run.locked():
+        run.choose({"simulate": {"simulations": None, "seed": None}})
+    assert json.loads(path.read_text())["stages"]["simulate"]["seconds"] == 1234.5
 
 
 # ---- never silently mixed
+
+
+def test_stages_verify_what_they_read(here):
+    with np.load("run/simulations.npz") as file:
+        arrays = dict(file)
+    np.savez("run/simulations.npz", **{name: x[::-1] for name, x in arrays.items()})
+    out = failing("fit", "model.py", "--out", "run", "--epochs", 4, "--restart")
+    assert "run/simulations.npz is missing, or was altered after it was written. Make it again: cpejax simulate" in out
+    about = here / "run" / "model" / "posterior.json"
+    about.write_text(about.read_text() + "\n")
+    sample = ("sample", "model.py", "--given", "data.json", "--draws", 10)
+    assert "run/model/posterior.json is missing, or was altered" in failing(*sample, "--out", "run", "--restart")
+    assert "--fit run: run/model/posterior.json is missing, or was" in failing(*sample, "--fit", "run", "--out", "new")
+
+
+def test_stages_are_of_one_model(here):
+    cpejax("simulate", "model.py", "--out", "new", "--simulations", 20)
+    (here / "model.py").write_text(MODEL.format(spread=2.0))
+    out = failing("fit", "model.py", "--out", "new", "--epochs", 1)
+    assert "new was made otherwise: the model file has changed since" in out
+    assert "cpejax simulate model.py --out new --restart" in out
+    out = failing("sample", "model.py", "--given", "data.json", "--out", "run", "--draws", 10, "--restart")
+    assert "run was made otherwise: the model file has changed since" in out
+
+
+@pytest.mark.parametrize("name", ["spread.txt", "spread.npy", "spreads_of_a_test.py", "sub/spread.csv"])
+def test_a_file_that_the_model_reads(here, name, monkeypatch):
+    (here / "sub").mkdir()
+
+    def write(spread):
+        if name.endswith(".npy"):
+            np.save(name, spread)
+        else:
+            Path(name).write_text(f"spread = {spread}\n" if name.endswith(".py") else f"{spread}\n")
+        sys.modules.pop("spreads_of_a_test", None)
+
+    source = {".py": "spreads_of_a_test.spread", ".npy": f"np.load('{name}')"}.get(
+        Path(name).suffix, f"np.loadtxt('{name}')"
+    )
+    importing = "import spreads_of_a_test\n" if name.endswith(".py") else "import numpy as np\n"
+    (here / "reader.py").write_text(importing + MODEL.format(spread=f"float({source})"))
+    write(1.0)
+    simulate = ("simulate", "reader.py", "--out", "new", "--simulations", 20)
+    cpejax(*simulate)
+    assert "from before" in cpejax(*simulate)
+    record = json.loads((here / "new" / "run.json").read_text())
+    hashes = record["stages"]["simulate"]["inputs"]["model"]
+    assert sorted(hashes) == sorted(["the model file", "the program", name])
+    write(1.5)
+    assert f"new was made otherwise: {name}, which the model file reads, has changed since" in failing(*simulate)
+    sys.modules.pop("spreads_of_a_test", None)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +492,7 @@ def test_a_model_file_that_changed_is_an_error(here):
 def test_restart_replaces_what_changed(here):
     out = cpejax("simulate", "model.py", "--out", "run", "--seed", 6, "--restart")
     assert "200 simulations in" in out
-    assert list(json.loads((here / "run" / "run.json").read_text())["stages"]) == ["simulate", "simulate for checks"]
+    assert set(json.loads((here / "run" / "run.json").read_text())["stages"]) == {"simulate", "simulate for checks"}
 
 
 # ---- failures: one paragraph each, the right exit code, no traceback
@@ -364,6 +580,9 @@ def test_folders_that_cannot_be_used(here, monkeypatch):
     assert "full is not empty, and not a run of cpejax" in failing("simulate", "model.py", "--out", "full")
     (here / "run" / "run.json").write_text("{")
     assert "run/run.json is damaged" in failing(*INFER)
+    (here / "run" / "run.json").unlink()
+    (here / "run" / "run.json").mkdir()
+    assert "run/run.json is a folder, expected a file" in failing(*INFER)
 
     def refuse(self, *_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
@@ -383,8 +602,41 @@ def test_a_full_disk(here, monkeypatch):
 
     monkeypatch.setattr(_store.os, "fsync", full)
     out = failing("simulate", "model.py", "--out", "new", "--simulations", 2000)
-    assert "cannot be written or read: No space left on device. What was finished in new is kept: mend this" in out
+    assert "cannot be written or read: No space left on device. What was finished in new is kept: fix this" in out
     assert sorted(p.name for p in (here / "new").iterdir()) == [".lock", "run.json"]  # no part of a file
+
+
+def test_a_disk_that_is_full_when_draws_are_written(tmp_path):
+    resource = pytest.importorskip("resource", reason="limits of POSIX")
+    code = f"""
+import resource, numpy as np, xarray as xr
+from pathlib import Path
+from cpejax._run import write_draws
+tree = xr.DataTree.from_dict({{"posterior": xr.Dataset({{"mu": ("draw", np.zeros(100_000))}})}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, {resource.RLIM_INFINITY}))
+try:
+    write_draws(Path("posterior.nc"), tree)
+except OSError:
+    raise SystemExit(7)
+"""
+    # Of another process: HDF5 ended it by a segmentation fault.
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["simulations.npz", "posterior.nc", "model/posterior.json"])
+def test_a_folder_in_place_of_a_file(here, name):
+    (here / "run" / name).unlink()
+    (here / "run" / name).mkdir()
+    assert f"run/{name} is a folder, expected the file that the stage" in failing(*INFER)
+
+
+@pytest.mark.parametrize("option", ["--given", "--truth", "MODEL.py"])
+def test_a_folder_in_place_of_an_input(here, option):
+    (here / "folder.json").mkdir()
+    words = ("infer", "folder.json") if option == "MODEL.py" else (*INFER, option, "folder.json")
+    assert "folder.json is a folder" in failing(*words)
 
 
 def test_two_processes_do_not_work_in_one_folder(here):
@@ -451,7 +703,7 @@ def test_an_unexpected_error_is_a_paragraph_too_unless_debug(here, monkeypatch):
 
 def test_help_is_a_page():
     words = {
-        "infer": ("report.html", "--given", "--fit", "--simulations", "10000", "goes on", "Example"),
+        "infer": ("report.html", "--given", "--fit", "--simulations", "10000", "resumes", "Example"),
         "simulate": ("simulations.npz", "--seed", "Example"),
         "fit": ("model/", "--method", "--epochs", "Example"),
         "sample": ("posterior.nc", "summary.csv", "--draws", "Example"),
@@ -465,7 +717,7 @@ def test_help_is_a_page():
         assert [word for word in expected if word not in page] == []
 
 
-# ---- a process of its own: what hangs, and Ctrl-C
+# ---- a process of its own: what hangs, Ctrl-C, and Python without docstrings
 
 
 def start(*words, cwd):
@@ -483,7 +735,7 @@ def test_a_simulator_that_hangs_is_ended_by_the_time_limit_or_by_ctrl_c(tmp_path
     _, err = limited.communicate(timeout=120)
     assert limited.returncode == 1
     assert re.search(
-        r"Error: host.py: Site 'y': simulator 'simulator', called with \(.*\) has not returned after 1 s. Mend it "
+        r"Error: host.py: Site 'y': simulator 'simulator', called with \(.*\) has not returned after 1 s. Fix it "
         r"there, or give it more time with --timeout",
         " ".join(err.split()),
     ), err
@@ -495,8 +747,23 @@ def test_a_simulator_that_hangs_is_ended_by_the_time_limit_or_by_ctrl_c(tmp_path
     stopped.send_signal(signal.SIGINT)
     _, err = stopped.communicate(timeout=60)
     assert stopped.returncode == 130, err
-    assert "Interrupted. What was finished is kept in stopped: the same command goes on from there." in err
+    assert "Interrupted. What was finished is kept in stopped: the same command resumes from there." in err
     assert "Traceback" not in err
+
+
+def test_figures_need_no_docstrings(monkeypatch):
+    def fail(*_):
+        raise TypeError("unsupported operand type(s) for +=: 'NoneType' and 'str'")  # as it does in python -OO
+
+    monkeypatch.setattr(arviz_stats.base.stats_utils, "update_docstring", fail)
+    plt.close(cpe.plot.marginals({"a": np.random.default_rng(0).normal(size=50)}))
+
+
+@pytest.mark.slow  # all modules are compiled once more
+def test_figures_without_docstrings():
+    code = "import numpy as np, cpejax as cpe; cpe.plot.marginals({'a': np.random.default_rng(0).normal(size=50)})"
+    done = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- the report

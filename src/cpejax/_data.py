@@ -18,14 +18,16 @@ import xarray as xr
 from cpejax._graph import Graph
 
 FORMATS = {".json": "JSON", ".csv": "CSV", ".npz": "npz", ".nc": "NetCDF"}
+MOST_AXES = 32
+"""The maximum depth of lists in lists; NumPy's arrays end at 64 axes."""
 
 
 def read_data(path: Path, graph: Graph, sites: Sequence[str], what: str = "data") -> dict[str, np.ndarray]:
     """The values of `sites` in a file.
 
     - JSON: an object with a number or nested lists for each site, `{"y": [1.2, 0.4]}`.
-    - CSV: a column for each site; or `y[0]`, `y[1]`, ... for a site's last axis; or, where there is one site, its table
-        alone, with or without a header.
+    - CSV: a column for each site; or `y[0]`, `y[1]`, ... for a site's last axis, `y[0, 0]`, `y[0, 1]`, ... for its last
+        two, in any order; or, where there is one site, its table alone, without a header.
     - npz: an array for each site, as `numpy.savez("data.npz", y=y)` writes it.
     - NetCDF: a variable for each site, at the top or in the group `observed_data`.
 
@@ -46,8 +48,8 @@ def read_data(path: Path, graph: Graph, sites: Sequence[str], what: str = "data"
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from error
     for name in found:
         if name not in sites:
-            near = difflib.get_close_matches(name, sites, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
+            near = list(sites) if len(sites) == 1 else difflib.get_close_matches(name, sites, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near and name not in graph.parameters else ""
             kind = "a parameter, not data" if name in graph.parameters else "not a site of the program"
             raise ValueError(f"{path} has '{name}', which is {kind}; expected are {_shapes(graph, sites)}.{hint}")
     missing = [name for name in sites if name not in found]
@@ -55,6 +57,8 @@ def read_data(path: Path, graph: Graph, sites: Sequence[str], what: str = "data"
         raise ValueError(f"{path} has no '{missing[0]}'; expected are {_shapes(graph, sites)}.")
     out = {}
     for name in sites:
+        if isinstance(found[name], list):
+            _check_numbers(found[name], f"{path}: '{name}'")
         try:
             x = np.asarray(found[name])
         except ValueError:
@@ -120,10 +124,27 @@ def _shapes(graph: Graph, sites: Sequence[str]) -> str:
 def _not_a_number(x: np.ndarray) -> str:
     for value in x.ravel():
         if not isinstance(value, int | float | np.number):
-            return (
-                "null" if value is None else f"the text {str(value)!r:.40}" if isinstance(value, str) else repr(value)
-            )
+            return _found(value)
     return f"the type {x.dtype}"
+
+
+def _found(value: Any) -> str:
+    if value is None:
+        return "null"
+    return f"the text {str(value)!r:.40}" if isinstance(value, str) else f"{value!r:.40}"
+
+
+def _check_numbers(values: list[Any], what: str, at: tuple[int, ...] = ()) -> None:
+    """Lists in lists, of numbers: before NumPy makes all of them texts because one is."""
+    if len(at) >= MOST_AXES:
+        raise ValueError(f"{what} is lists in lists, {len(at)} deep and more; expected is a number or a table.")
+    for i, value in enumerate(values):
+        if isinstance(value, list):
+            _check_numbers(value, what, (*at, i))
+        elif not isinstance(value, int | float):
+            raise ValueError(f"{what} is not made of numbers: it holds {_found(value)} at {[*at, i]}.")
+        elif isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{what} holds a whole number of more than 63 bits at {[*at, i]}; write it as 1.0e20.")
 
 
 # ---- formats
@@ -131,11 +152,15 @@ def _not_a_number(x: np.ndarray) -> str:
 
 def _read_json(path: Path, graph: Graph, sites: Sequence[str]) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not JSON: it is not text.") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}.") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply to be read; expected are {_shapes(graph, sites)}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     if isinstance(content, list) and len(sites) == 1:  # the values alone
         return {sites[0]: content}
     if not isinstance(content, dict):
@@ -144,6 +169,16 @@ def _read_json(path: Path, graph: Graph, sites: Sequence[str]) -> dict[str, Any]
             f"{_shapes(graph, sites)}."
         )
     return content
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a name that comes twice has two values, of which none is taken."""
+    out: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in out:
+            raise ValueError(f"'{name}' is there twice. Remove one of the two.")
+        out[name] = value
+    return out
 
 
 def _read_npz(path: Path, _graph: Graph, _sites: Sequence[str]) -> dict[str, Any]:
@@ -172,7 +207,7 @@ def _read_csv(path: Path, graph: Graph, sites: Sequence[str]) -> dict[str, Any]:
         raise ValueError(f"{path} is not CSV: {error}.") from error
     if not lines:
         raise ValueError(f"{path} is empty; expected are {_shapes(graph, sites)}.")
-    header = [cell.strip() for cell in lines[0]]
+    header = _header(lines[0])
     named = any(_number(cell) is None for cell in header)
     rows = lines[1:] if named else lines
     first = 2 if named else 1
@@ -187,23 +222,76 @@ def _read_csv(path: Path, graph: Graph, sites: Sequence[str]) -> dict[str, Any]:
     if not rows:
         raise ValueError(f"{path} has a header but no rows; expected are {_shapes(graph, sites)}.")
     table = np.array([[float(cell) for cell in row] for row in rows])
-    if named and not (len(sites) == 1 and not _columns(header, sites)):
-        out = {}
-        for name in dict.fromkeys(_base(column) for column in header):
-            which = [i for i, column in enumerate(header) if _base(column) == name]
-            values = table[:, which]
-            alone = len(which) == 1 and header[which[0]] == name
-            out[name] = _fitted(values[:, 0] if alone else values, graph, name)
-        return out
-    return {sites[0]: _fitted(table, graph, sites[0])}
+    if not named:
+        if len(sites) > 1:
+            raise ValueError(
+                f"{path} has no header, so its columns are not named; expected are {_shapes(graph, sites)}."
+            )
+        return {sites[0]: _fitted(table, graph, sites[0], path)}
+    columns: dict[str, dict[int, tuple[int, ...]]] = {}
+    for i, column in enumerate(header):
+        name, position = _position(column, graph)
+        columns.setdefault(name, {})[i] = position
+    return {name: _values(table, where, graph, name, path) for name, where in columns.items()}
 
 
-def _columns(header: Sequence[str], sites: Sequence[str]) -> bool:
-    return any(_base(column) in sites for column in header)
+def _header(cells: Sequence[str]) -> list[str]:
+    """The names of the columns; the comma of `y[0, 1]` without quotes separates no columns."""
+    out: list[str] = []
+    for cell in cells:
+        if out and re.search(r"\[[\d\s,]*$", out[-1]) and re.match(r"\s*\d+\s*(\]\s*)?$", cell):
+            out[-1] += f",{cell.strip()}"
+        else:
+            out.append(cell.strip())
+    return out
 
 
-def _base(column: str) -> str:
-    return re.sub(r"\[\d+\]$", "", column)
+def _position(column: str, graph: Graph) -> tuple[str, tuple[int, ...]]:
+    """A column's site, and the position in its last axes: `y[0, 1]` is `("y", (0, 1))`."""
+    match = re.fullmatch(r"(.*?)\s*\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]", column)
+    if match is None or column in graph.sites:
+        return column, ()
+    return match.group(1), tuple(int(i) for i in match.group(2).split(","))
+
+
+def _values(table: np.ndarray, where: Mapping[int, tuple[int, ...]], graph: Graph, name: str, path: Path) -> np.ndarray:
+    """The values of a site in the columns `{column: position}` of a table `(rows, columns)`, ordered by position."""
+    if name not in graph.sites:
+        return table[:, list(where)]  # which is an error, told with the names that are expected
+    shape = graph.sites[name].shape
+    positions = list(where.values())
+    if positions == [()]:
+        return _fitted(table[:, list(where)], graph, name, path)
+    twice = next((p for i, p in enumerate(positions) if p in positions[:i]), None)
+    if twice is not None:
+        raise ValueError(
+            f"{path}: the column '{_column(name, twice)}' is there twice. Remove or rename one of the two."
+        )
+    axes = len(positions[0])
+    if any(len(p) != axes for p in positions):
+        other = next(p for p in positions if len(p) != axes)
+        raise ValueError(
+            f"{path}: the columns '{_column(name, positions[0])}' and '{_column(name, other)}' name different numbers "
+            f"of positions; expected is {_shapes(graph, [name])}."
+        )
+    if axes > len(shape):
+        raise ValueError(
+            f"{path}: the column '{_column(name, positions[0])}' has {axes} positions; expected is "
+            f"{_shapes(graph, [name])}."
+        )
+    inner = shape[len(shape) - axes :]
+    beyond = next((p for p in positions if any(i >= n for i, n in zip(p, inner, strict=True))), None)
+    missing = next((p for p in np.ndindex(*inner) if p not in set(positions)), None)
+    if beyond is not None or missing is not None:
+        words = [f"there is a column '{_column(name, beyond)}'"] if beyond is not None else []
+        words += [f"there is no column '{_column(name, missing)}'"] if missing is not None else []
+        raise ValueError(f"{path}: {' and '.join(words)}; expected is {_shapes(graph, [name])}.")
+    order = sorted(where, key=lambda i: where[i])
+    return _fitted(table[:, order].reshape(len(table), *inner), graph, name, path)
+
+
+def _column(name: str, position: tuple[int, ...]) -> str:
+    return f"{name}[{', '.join(map(str, position))}]" if position else name
 
 
 def _number(cell: str) -> float | None:
@@ -213,14 +301,22 @@ def _number(cell: str) -> float | None:
         return None
 
 
-def _fitted(values: np.ndarray, graph: Graph, name: str) -> np.ndarray:
-    """A table as one value of a site, where a row or a column stands for a vector or a number."""
-    if name not in graph.sites:
-        return values
+def _fitted(values: np.ndarray, graph: Graph, name: str, path: Path) -> np.ndarray:
+    """A table as a value of a site, or as many, a row each.
+
+    Axes of length 1 may be more or fewer: a vector is a row or a column. Nothing else is reshaped: which axis the rows
+    of a table stand for would be guessed.
+    """
     shape = graph.sites[name].shape
-    one_row = values.ndim == 2 and 1 in values.shape
-    if values.shape != shape and values.size == math.prod(shape) and (one_row or values.size == 1 or len(shape) > 2):
-        return values.reshape(shape)
+    for wanted in (shape, (len(values), *shape)):
+        if [n for n in values.shape if n != 1] == [n for n in wanted if n != 1]:
+            return values.reshape(wanted)
+    if values.size == math.prod(shape) and len(shape) > 1:
+        raise ValueError(
+            f"{path}: '{name}' is a table of shape {values.shape}, but the program simulates "
+            f"{_shapes(graph, [name])}: which value belongs where cannot be told. Name the positions in the header, "
+            f'as in "{_column(name, (0,) * len(shape))}", or write JSON, npz or NetCDF.'
+        )
     return values
 
 

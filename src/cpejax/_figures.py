@@ -460,7 +460,8 @@ def _density(
         share, x = len(near) / len(x), near
     if len(x) < 20 or np.ptp(x) == 0:
         return
-    grid, density, _ = array_stats.kde(np.asarray(x, float), grid_len=200 if window is None else 500)
+    # Not `kde`, which does the same for arrays of more axes: it adds to docstrings, and `python -OO` has none.
+    grid, density, _ = array_stats._kde(np.asarray(x, float), grid_len=200 if window is None else 500)
     density = density * share
     grid, density = np.r_[grid[0], grid, grid[-1]], np.r_[0.0, density, 0.0]
     if fill:

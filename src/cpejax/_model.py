@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import jax
+
 from cpejax._flow import Method
 from cpejax._graph import Graph
 from cpejax._program import Program
 from cpejax._simulate import bind
+from cpejax._store import Unusable
 
 
 class Failure(Exception):
@@ -33,6 +37,7 @@ class Model(NamedTuple):
     method: Method | None
     data: Mapping[str, Any] | None
     truth: Mapping[str, Any] | None
+    opened: set[Path]
 
     @property
     def bound(self) -> Program:
@@ -41,8 +46,24 @@ class Model(NamedTuple):
 
     def graph(self) -> Graph:
         """The program's graph; an error in the program is said to be the model's."""
-        with blaming(self.path):
+        with blaming(self.path), _noting(self.opened):
             return Graph.from_program(self.program, *self.args, observed=self.observed, **self.kwargs)
+
+    def files(self) -> dict[str, Path]:
+        """What the program is made of besides the model file, by name: data files that were read while the file was
+        loaded and its graph traced, and the modules it has imported from its own folder.
+
+        Files that are opened without Python's `open`, as HDF5 does, are not among them, nor is what a simulator opens
+        when it is called.
+        """
+        folder = self.path.resolve().parent
+        modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        own = {Path(file).resolve() for file in modules if isinstance(file, str) and file.endswith(".py")}
+        own = {file for file in own if file.is_relative_to(folder) and not file.is_relative_to(Path(__file__).parent)}
+        data = {file.resolve() for file in self.opened if file.suffix not in (".py", ".pyc", ".so", ".pyd")}
+        found = sorted(file for file in own | data if file.is_file() and _belongs(file, folder))
+        found = [file for file in found if file != self.path.resolve()]
+        return {str(file.relative_to(folder) if file.is_relative_to(folder) else file): file for file in found}
 
 
 def load_model(path: Path) -> Model:
@@ -50,7 +71,9 @@ def load_model(path: Path) -> Model:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise Failure(f"{path} {what}. MODEL.py must be a Python file that defines `program`.")
-    module = _run_file(path)
+    opened: set[Path] = set()
+    with _noting(opened):
+        module = _run_file(path)
     program = getattr(module, "program", None)
     if not callable(program):
         found = "defines no `program`" if program is None else f"has a `program` that is a {type(program).__name__}"
@@ -79,7 +102,7 @@ def load_model(path: Path) -> Model:
     _check_dict(path, "data", data, "the observed data")
     _check_dict(path, "truth", truth, "the true parameters")
     observed = getattr(module, "observed", None)
-    return Model(path, program, tuple(args), dict(kwargs), observed, method, data, truth)
+    return Model(path, program, tuple(args), dict(kwargs), observed, method, data, truth, opened)
 
 
 def _check_dict(path: Path, name: str, value: Any, what: str) -> None:
@@ -106,6 +129,46 @@ def _run_file(path: Path) -> ModuleType:
     return module
 
 
+# ---- what a model file reads
+
+_noted: set[Path] | None = None
+_hooked = False
+
+
+@contextmanager
+def _noting(opened: set[Path]) -> Iterator[None]:
+    """Note the files that are opened for reading."""
+    global _noted, _hooked
+    if not _hooked:
+        sys.addaudithook(_note)  # for the rest of the process: a hook cannot be removed
+        _hooked = True
+    before, _noted = _noted, opened
+    try:
+        yield
+    finally:
+        _noted = before
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if _noted is None or event != "open" or len(arguments) != 3:
+        return
+    name, mode, flags = arguments
+    reads = flags & (os.O_WRONLY | os.O_RDWR) != os.O_WRONLY if mode is None else not set("wax") & set(str(mode))
+    if reads and isinstance(name, str | bytes):
+        _noted.add(Path(os.fsdecode(name)).absolute())
+
+
+def _belongs(file: Path, folder: Path) -> bool:
+    """Whether a file is the user's own: not one of Python, of a package, of the system, or of a cache."""
+    cache = getattr(jax.config, "jax_compilation_cache_dir", None)
+    places = [sys.prefix, sys.base_prefix, cache, "/proc", "/sys", "/dev", "/etc", "/usr"]
+    elsewhere = [Path(place).resolve() for place in places if place]
+    if any(file.is_relative_to(place) and not folder.is_relative_to(place) for place in elsewhere):
+        return False
+    parts = file.relative_to(folder).parts if file.is_relative_to(folder) else file.parts
+    return not any(part.startswith(".") or part in ("site-packages", "dist-packages", "__pycache__") for part in parts)
+
+
 # ---- errors
 
 
@@ -114,7 +177,7 @@ def blaming(path: Path) -> Iterator[None]:
     """Say that an error is the model's."""
     try:
         yield
-    except (Failure, OSError):
+    except (Failure, OSError, Unusable):
         raise
     except Exception as error:
         raise Failure(f"{path}: {summary(error, path)}") from error

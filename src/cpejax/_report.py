@@ -46,7 +46,7 @@ class Report:
     summary: pd.DataFrame
     command: str
     versions: Mapping[str, str]
-    seed: int
+    seeds: Mapping[str, int]
     record: Mapping[str, Any]
 
 
@@ -248,7 +248,11 @@ def _training(report: Report, pictures: _Pictures) -> str:
 def _repeat(report: Report) -> str:
     stages = report.record.get("stages", {})
     out = f"<pre>{escape(report.command)}</pre>" if report.command else ""
-    out += f"<p>Seed {report.seed}. The same command, versions and kind of machine give the same numbers.</p>"
+    seeds = set(report.seeds.values())
+    words = (
+        ", ".join(f"{seed} of {stage}" for stage, seed in report.seeds.items()) if len(seeds) > 1 else f"{min(seeds)}"
+    )
+    out += f"<p>Seed {words}. The same command, versions and kind of machine give the same values.</p>"
     out += _pairs(report.versions)
     rows = [{"stage": name, "seconds": done["seconds"], "finished": done["at"]} for name, done in stages.items()]
     return out + (_table(pd.DataFrame(rows)) if rows else "")

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cpejax._graph import Graph
 from cpejax._keys import check_key, key_words
 from cpejax._program import Program, Simulator, run, unwrap
-from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
+from cpejax._store import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
 MOST_NUMBERS = 50_000_000
 """How many simulated numbers there are at once; more go in chunks, which changes nothing but the memory."""
@@ -177,7 +177,7 @@ class _Parts:
             return None
         arrays, about = load_arrays(path)
         if about.get("run") != self.run:
-            raise ValueError(
+            raise Unusable(
                 f"The simulations in {self.folder} are of another run (program, number or key): "
                 "give another folder, or delete it to start again."
             )

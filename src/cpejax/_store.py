@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+
+
+class Unusable(ValueError):
+    """A file that work cannot resume from: damaged, or of another run."""
 
 
 @contextmanager
@@ -42,6 +47,11 @@ def remove_parts(path: Path) -> None:
         part.unlink(missing_ok=True)
 
 
+def is_part(path: Path) -> bool:
+    """Whether a file is one that `atomically` writes to, of a process that is at work or was killed."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{8}\.part", path.name) is not None
+
+
 def pack_arrays(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> bytes:
     """A safetensors file of arrays and metadata, with a digest of both."""
     return save(dict(arrays), {**about, "sha256": _digest(arrays, about)})
@@ -54,9 +64,9 @@ def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             about = dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is truncated, altered, or not a safetensors file ({error}).") from error
+        raise Unusable(f"{path} is truncated, altered, or not a safetensors file ({error}).") from error
     if about.pop("sha256", None) != _digest(arrays, about):
-        raise ValueError(f"{path} was altered after it was written.")
+        raise Unusable(f"{path} was altered after it was written.")
     return arrays, about
 
 

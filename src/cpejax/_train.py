@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cpejax._cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
 from cpejax._flow import Flow, trainable
 from cpejax._keys import key_words
-from cpejax._store import digest, load_arrays, pack_arrays, remove_parts, write_atomically
+from cpejax._store import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
 LARGE = 8192
 """Arrays of so many weights are updated each for itself."""
@@ -509,7 +509,7 @@ def _load_checkpoint(path: Path, like: Any, run: dict[str, Any]) -> tuple[Any, H
         differ = [
             _difference(name, was.get(name), run.get(name)) for name in {**run, **was} if was.get(name) != run.get(name)
         ]
-        raise ValueError(
+        raise Unusable(
             f"The checkpoint in {os.fspath(path.parent)} belongs to another run: {'; '.join(differ)}. "
             "Give another folder, or delete it to start again."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from cpejax._graph import Graph, listing
 from cpejax._invert import PosteriorProgram, invert
@@ -28,8 +30,19 @@ __all__ = ["app"]
 
 SUFFIXES = (".svg", ".png")
 
+
+class _Command(TyperGroup):
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command; where the terminal has no such letter, a site named θ is printed as its code."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **kwargs)
+
+
 app = typer.Typer(
     name="cpejax",
+    cls=_Command,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -74,7 +87,7 @@ Given = Annotated[
     typer.Option(
         metavar="FILE",
         help="The observed data: JSON, CSV, npz or NetCDF, with a value for each data site. "
-        "Left out: `data` in the model file.",
+        "Left out: that of the run, if it was begun with one, or `data` in the model file.",
     ),
 ]
 Simulations = Annotated[
@@ -112,7 +125,11 @@ Timeout = Annotated[
     typer.Option(min=0, metavar="SECONDS", help="What one call of a simulator on the host may take; 0: no limit."),
 ]
 Restart = Annotated[
-    bool, typer.Option("--restart", help="Replace what the run has made from other inputs, instead of an error.")
+    bool,
+    typer.Option(
+        "--restart",
+        help="Instead of an error, replace what the run has made, or begun, from other inputs, and what is damaged.",
+    ),
 ]
 
 
@@ -144,7 +161,8 @@ def infer(
     - `check.json`, the checks; `model/`, the fitted model, for `cpe.load`
     - `simulations.npz` and `check_simulations.npz`, the simulations; `run.json`, what was made from what
 
-    Each is written as its stage completes. After an interruption the same command goes on where it was.
+    Each is written as its stage completes. After an interruption the same command resumes: options that are left out
+    are those the run was begun with.
 
     For other data, without training again:
     `cpejax infer MODEL.py --given other.json --fit run/ --out other/`
@@ -152,14 +170,26 @@ def infer(
     Example: `cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out run/`
     """
     with _running(model, out, restart, timeout, debug) as (run, stages):
-        values, true = stages.read_observation(run, given, truth)  # before hours of simulation
-        stages.choose_method(run.model, method)
-        if fit is None and run.record["options"].get("fit") is None:
-            stages.run_simulate(run, simulations, seed)
-            stages.run_fit(run, method, epochs, steps, seed)
-        posterior, fingerprint = stages.fitted(run, fit)
-        tree = stages.run_sample(run, posterior, fingerprint, values, draws, seed)
-        stages.run_check(run, posterior, fingerprint, values, true, check_simulations, seed, tree)
+        values, true, files = stages.read_observation(run, given, truth)  # before hours of simulation
+        other = stages.other_fit(run, fit)
+        options: dict[str, dict[str, Any]] = {
+            "simulate": {"simulations": simulations, "seed": seed},
+            "fit": {"method": method, "epochs": epochs, "steps": steps, "seed": seed},
+            "sample": {"given": files["given"], "fit": None, "draws": draws, "seed": seed},
+            "check": {"truth": files["truth"], "check_simulations": check_simulations, "seed": seed},
+        }
+        if other is not None:
+            _refuse_training(other, {**options.pop("simulate"), **options.pop("fit")})
+            posterior, source = stages.fitted(run, other)
+            options["sample"]["fit"] = source
+            run.choose(options)
+        else:
+            run.choose(options)
+            stages.run_simulate(run)
+            stages.run_fit(run)
+            posterior, source = stages.fitted(run, None)
+        tree = stages.run_sample(run, posterior, source, values)
+        stages.run_check(run, posterior, source, values, true, tree)
         _show(run, stages.summarise(tree, run.graph, true))
         _show_check(run)
 
@@ -177,12 +207,13 @@ def simulate(
     """The first stage of a run: simulate.
 
     Draws parameters and data from the program and writes `RUN/simulations.npz`, an array for each site. A simulation
-    that was interrupted goes on.
+    that was interrupted resumes.
 
     Example: `cpejax simulate examples/sir.py --out run/ --simulations 5000`
     """
     with _running(model, out, restart, timeout, debug) as (run, stages):
-        stages.run_simulate(run, simulations, seed)
+        run.choose({"simulate": {"simulations": simulations, "seed": seed}})
+        stages.run_simulate(run)
         _next(run, "fit")
 
 
@@ -200,12 +231,13 @@ def fit(
     """The second stage of a run: train a posterior on the simulations.
 
     Reads `RUN/simulations.npz` and writes `RUN/model/`, which `cpe.load("RUN/model", program)` reads in Python.
-    Training that was interrupted goes on.
+    Training that was interrupted resumes.
 
     Example: `cpejax fit examples/sir.py --out run/`
     """
     with _running(model, out, restart, 0.0, debug) as (run, stages):
-        stages.run_fit(run, method, epochs, steps, seed)
+        run.choose({"fit": {"method": method, "epochs": epochs, "steps": steps, "seed": seed}})
+        stages.run_fit(run)
         _next(run, "sample")
 
 
@@ -227,9 +259,10 @@ def sample(
     Example: `cpejax sample examples/sir.py --given data.json --out run/`
     """
     with _running(model, out, restart, 0.0, debug) as (run, stages):
-        values, _ = stages.read_given(run, given)
-        posterior, fingerprint = stages.fitted(run, fit)
-        tree = stages.run_sample(run, posterior, fingerprint, values, draws, seed)
+        values, _, data = stages.read_given(run, given)
+        posterior, source = stages.fitted(run, fit)
+        run.choose({"sample": {"given": data, "fit": source, "draws": draws, "seed": seed}})
+        tree = stages.run_sample(run, posterior, source, values)
         _show(run, stages.summarise(tree, run.graph))
         _next(run, "check")
 
@@ -256,12 +289,14 @@ def check(
     Example: `cpejax check examples/sir.py --given data.json --out run/`
     """
     with _running(model, out, restart, timeout, debug) as (run, stages):
-        values, true = stages.read_observation(run, given, truth)
-        posterior, fingerprint = stages.fitted(run, fit)
+        values, true, files = stages.read_observation(run, given, truth)
+        posterior, source = stages.fitted(run, fit)
         if "sample" not in run.record["stages"]:
             raise Failure(f"{run.folder} has no draws to report. First: cpejax sample {model} --out {run.folder}")
-        tree = stages.run_sample(run, posterior, fingerprint, values, None, seed)
-        stages.run_check(run, posterior, fingerprint, values, true, check_simulations, seed, tree)
+        options = {"truth": files["truth"], "check_simulations": check_simulations, "seed": seed}
+        run.choose({"sample": {"given": files["given"], "fit": source}, "check": options})
+        tree = stages.run_sample(run, posterior, source, values)
+        stages.run_check(run, posterior, source, values, true, tree)
         _show_check(run)
 
 
@@ -283,6 +318,13 @@ def _running(model: Path, out: Path, restart: bool, timeout: float, debug: bool)
             words = str(interruption) or "Interrupted."
             run.say(f"{words} {stages.go_on(run.folder)}")
             raise typer.Exit(130) from None
+
+
+def _refuse_training(other: Path, options: Mapping[str, Any]) -> None:
+    """An error if there are options of training where nothing is trained."""
+    given = [name for name, value in options.items() if value is not None and name != "seed"]
+    if given:
+        raise Failure(f"--{given[0]} has no effect with the model of another run (--fit {other}): nothing is trained.")
 
 
 def _show(run: Run, frame: Any, most: int = 40) -> None:
