@@ -249,6 +249,26 @@ def test_a_right_density_passes_and_is_measured(simulated):
     assert found.density.regression.mean() < found.density.mean
 
 
+def positive():
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("j", 3):
+        numpyro.sample("y", dist.Normal(0.0, scale))
+
+
+def test_densities_of_many_observations_are_those_of_each():
+    rows = cpe.simulate(positive, 60, observed=["y"], key=jax.random.key(0))
+    method = cpe.CPE(width=8, depth=1, hidden=8, components=2)
+    posterior = cpe.fit(positive, rows, method=method, max_epochs=1, key=jax.random.key(1))
+    found = _information.log_density(posterior, {"scale": rows["scale"]}, {"y": rows["y"]})
+    for i in (0, 1, 59):
+        one = posterior.log_prob({"scale": rows["scale"][i : i + 1]}, given={"y": rows["y"][i]})
+        assert found[i] == pytest.approx(one[0], rel=1e-4, abs=1e-4)
+    outside = _information.log_density(posterior, {"scale": -rows["scale"]}, {"y": rows["y"]})
+    assert np.isneginf(outside).all()
+    prior = _information.Likelihood(positive, posterior.graph).prior(rows)
+    assert np.allclose(prior, stats.halfnorm.logpdf(rows["scale"]), atol=1e-4)
+
+
 def test_level_with_all_tests():
     """Of a right posterior at most 1 % of all runs may be flagged; 5 or more of 60 have a probability below .001."""
     bad = 0
@@ -428,11 +448,12 @@ def test_replicates_that_are_not_finite_are_reported(simulated):
     assert "100 of 100 simulations (100.0 %) are not finite" in sentence
 
 
-def test_an_observation_without_draws_is_reported(simulated):
+@pytest.mark.parametrize("kind", [RuntimeError, FloatingPointError])
+def test_an_observation_without_draws_is_reported(simulated, kind):
     class Refuses(Exact):
         def sample(self, n, given, *, key):
             if np.abs(given["x"]).max() > 1e3:
-                raise RuntimeError("nearly nothing is inside the prior's support")
+                raise kind("nearly nothing is inside the prior's support")
             return super().sample(n, given, key=key)
 
     rows, given = simulated[0]

@@ -112,7 +112,12 @@ class Density:
     def error(self) -> float:
         """Its standard error."""
         finite = self.gain[np.isfinite(self.gain)]
-        return float(finite.std() / math.sqrt(max(1, len(finite))))
+        return float(finite.std() / math.sqrt(len(finite))) if len(finite) else math.inf
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Its figures, as JSON."""
+        found = {"gain": self.mean, "error": self.error, "regression": float(self.regression.mean()), "p": self.p}
+        return {name: x if math.isfinite(x) else None for name, x in found.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +276,8 @@ def check(
     names = parameter_names(graph)
     calibration, findings = _calibration(names, found, density, draws, level, likelihood.missing)
     if typicality is not None and one is not None:
-        predictive, last = _predictive(posterior, one, found, level / 4, keys[2], which, progress)
+        typical = typicality.finding.ok
+        predictive, last = _predictive(posterior, one, found, level / 4, keys[2], which, typical, progress)
         findings += [typicality.finding, last]
     return Check(
         graph,
@@ -374,7 +380,7 @@ def _ranks(
         holds_one = one is not None and start <= n < start + chunk
         try:
             found = _sample(posterior, draws, data, which, jax.random.fold_in(key, start))
-        except (ValueError, RuntimeError) as error:
+        except (RuntimeError, FloatingPointError) as error:
             if not holds_one:
                 raise
             failure = f"there are no draws for it ({error})"  # of the others there may be
@@ -615,7 +621,8 @@ def _of_density(density: Density, bad: bool) -> Finding:
         f"{', no better than it' if no_better else ''}; by a regression on the data {density.regression.mean():.2f}."
     )
     if bad:
-        sentence = f"worse than a regression (p {_p_words(density.p)}): {sentence}"
+        than = "the prior" if density.mean < min(0.0, density.regression.mean()) else "a regression"
+        sentence = f"worse than {than} (p {_p_words(density.p)}): {sentence}"
     if infinite:
         sentence += f" It is not finite for {infinite} of {len(density.gain):,}."
     return Finding("Held-out density", not bad and infinite <= 0.01 * len(density.gain), sentence)
@@ -878,6 +885,7 @@ def _predictive(
     level: float,
     key: PRNGKeyArray,
     which: str,
+    typical: bool,
     progress: bool | None,
 ) -> tuple[Predictive | None, Finding]:
     graph, drawn, failure = posterior.graph, found.of_one, found.failure
@@ -889,8 +897,8 @@ def _predictive(
             failure = f"its draws cannot be simulated from ({error})"
     if failure:
         sentence = (
-            f"{which}NOT TYPICAL, and no data can be drawn from its posterior: {failure}. The posterior extrapolates "
-            "there and cannot be trusted."
+            f"{which}{'' if typical else 'NOT TYPICAL, and '}no data can be drawn from its posterior: {failure}. The "
+            "posterior cannot be trusted there."
         )
         return None, Finding("Posterior predictive", False, sentence)
     table, columns, at = [], [], []

@@ -333,9 +333,7 @@ def _log_densities(
 
     n = len(next(iter(theta.values())))
     pieces = -(-n // batch)
-    filled = jax.tree.map(
-        lambda v: jnp.asarray(v, jnp.float32)[jnp.arange(pieces * -(-n // pieces)) % n], (theta, data)
-    )
+    filled = jax.tree.map(lambda v: jnp.asarray(v)[jnp.arange(pieces * -(-n // pieces)) % n], (theta, data))
     found = jax.lax.map(one, filled, batch_size=-(-n // pieces))[:n]
     return found.mean(1), found.shape[1]
 
