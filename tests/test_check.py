@@ -1,6 +1,9 @@
 """Checks, against posteriors that are exact, or wrong in a known way: no network is trained here."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -9,7 +12,7 @@ from arviz_base import from_dict
 from scipy import stats
 
 import cpejax as cpe
-from cpejax import _check
+from cpejax import _check, _information
 
 SEEDS = range(20)
 LOADINGS = np.array([[1.0, 0.5, 0.0], [0.0, 1.0, 0.5], [0.5, 0.0, 1.0], [1.0, 1.0, 1.0], [0.3, -1.0, 0.6]])
@@ -21,6 +24,10 @@ def linear():
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     mean = LOADINGS[:, :2] @ theta + LOADINGS[:, 2] * slope
     numpyro.sample("x", dist.Normal(mean, NOISE).to_event(1))
+
+
+def tree(z):
+    return from_dict({"posterior": {"theta": z[None, ..., :2], "slope": z[None, ..., 2]}})
 
 
 class Exact:
@@ -43,8 +50,7 @@ class Exact:
         if self.swap:  # right marginals, but independent of one another
             noise = rng.standard_normal((n, len(x), 3)) * np.sqrt(np.diag(covariance))
         z = (mean + self.shift * np.sqrt(np.diag(covariance)) + noise * self.scale).astype(np.float32)
-        z = z if many else z[:, 0]
-        return from_dict({"posterior": {"theta": z[None, ..., :2], "slope": z[None, ..., 2]}})
+        return tree(z if many else z[:, 0])
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +66,14 @@ def simulated():
     return out
 
 
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once():
+    """A program is compiled for the first check of it, not for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_check, "Likelihood", functools.cache(_check.Likelihood))
+        yield
+
+
 def run(posterior, rows, given=None, seed=0, **options):
     return cpe.check(posterior, given, rows, key=jax.random.key(seed), **options)
 
@@ -70,17 +84,18 @@ def run(posterior, rows, given=None, seed=0, **options):
 def test_a_right_posterior_is_not_flagged_in_20_of_20_seeds(simulated):
     for seed in SEEDS:
         rows, given = simulated[seed]
-        found = run(Exact(), rows, seed=seed, draws=400)
+        found = run(Exact(), rows, seed=seed, draws=200)
         assert found.ok, str(found)
         assert _check._typicality(Exact.graph, rows, {"x": given["x"][None]}, found.level / 4).finding.ok
 
 
 def test_draws_scaled_by_point_seven_are_flagged_in_20_of_20_seeds(simulated):
     for seed in SEEDS:
-        found = run(Exact(scale=0.7), simulated[seed][0], seed=seed, draws=400)
+        found = run(Exact(scale=0.7), simulated[seed][0], seed=seed, draws=200)
         assert not found.ok
         assert set(found.calibration["verdict"]) == {"too narrow"}
-        assert [f.ok for f in found.findings] == [False, False, False]  # each of the three sees it
+        assert [f.ok for f in found.findings[:3]] == [False, False, False]  # each of the three sees it
+        assert found.findings[3].ok  # and the data say no more than the draws do
 
 
 def test_p_values_are_uniform_when_the_posterior_is_right():
@@ -151,6 +166,8 @@ def test_a_right_posterior_is_called_so(simulated):
         "Ranks (SBC)",
         "Coverage",
         "Joint coverage (TARP)",
+        "Use of the data",
+        "Likelihood",
         "Observation",
         "Posterior predictive",
     ]
@@ -161,6 +178,165 @@ def test_a_right_posterior_is_called_so(simulated):
     assert list(found.ranks) == ["theta[0]", "theta[1]", "slope"]
     assert (found.n, found.draws) == (1000, 400)
     assert all(r.min() >= 0 and r.max() <= 400 for r in found.ranks.values())
+
+
+# ---- use of the data
+
+
+class Normal(Exact):
+    """Normal draws for `linear`, with their density: of the prior, of a part of the data, or of another observation."""
+
+    def __init__(self, ignored=(), prior=False, other=False):
+        super().__init__()
+        self.read, self.prior, self.other = [j for j in range(5) if j not in ignored], prior, other
+
+    def normal(self, x):
+        loadings = LOADINGS[self.read] * (not self.prior)
+        covariance = np.linalg.inv(np.eye(3) + loadings.T @ loadings / NOISE**2)
+        x = np.roll(x, 1, axis=0) if self.other else x
+        return x[:, self.read] @ loadings @ covariance / NOISE**2, covariance
+
+    def sample(self, n, given, *, key):
+        mean, covariance = self.normal(np.asarray(given["x"], float))
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        return tree((mean + rng.multivariate_normal(np.zeros(3), covariance, (n, len(mean)))).astype(np.float32))
+
+    def log_prob(self, draws, given):
+        mean, covariance = self.normal(np.asarray(given["x"], float))
+        rest = np.column_stack([draws["theta"], draws["slope"]]) - mean
+        return stats.multivariate_normal(np.zeros(3), covariance).logpdf(rest)
+
+
+NAMES = ("Joint coverage (TARP)", "Use of the data", "Likelihood", "Held-out density")
+
+
+def outcome(found):
+    return {finding.check: finding.ok for finding in found.findings}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prior_draws_are_calibrated_and_fail(simulated, seed):
+    found = run(Normal(prior=True), simulated[seed][0], seed=seed, draws=200)
+    ok = outcome(found)
+    assert ok["Ranks (SBC)"]
+    assert ok["Coverage"]
+    assert not any(ok[name] for name in NAMES)  # each of the four sees it
+    assert set(found.calibration["given data"]) == {"biased"}
+    assert "the posterior ignores or misreads what the data tell of " in str(found)
+    assert "no better than it; by a regression on the data " in found.findings[5].sentence
+    assert abs(found.density.mean) < 1e-5
+
+
+def test_a_posterior_that_leaves_out_a_part_of_the_data_fails(simulated):
+    ok = outcome(run(Normal(ignored=[0, 3]), simulated[0][0], draws=200))
+    assert ok["Ranks (SBC)"]
+    assert ok["Coverage"]
+    assert not ok["Use of the data"]
+    assert not ok["Likelihood"]
+    assert not ok["Held-out density"]
+
+
+def test_draws_of_another_observation_fail(simulated):
+    ok = outcome(run(Normal(other=True), simulated[0][0], draws=200))
+    assert not any(ok[name] for name in NAMES)
+
+
+def test_a_right_density_passes_and_is_measured(simulated):
+    found = run(Normal(), simulated[0][0], draws=200)
+    assert found.ok, str(found)
+    _, covariance = Normal().normal(np.zeros((1, 5)))
+    assert abs(found.density.mean + 0.5 * np.linalg.slogdet(covariance)[1]) < 4 * found.density.error
+    assert found.density.regression.mean() < found.density.mean
+
+
+def positive():
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("j", 3):
+        numpyro.sample("y", dist.Normal(0.0, scale))
+
+
+def test_densities_of_many_observations_are_those_of_each():
+    rows = cpe.simulate(positive, 60, observed=["y"], key=jax.random.key(0))
+    method = cpe.CPE(width=8, depth=1, hidden=8, components=2)
+    posterior = cpe.fit(positive, rows, method=method, max_epochs=1, key=jax.random.key(1))
+    found = _information.log_density(posterior, {"scale": rows["scale"]}, {"y": rows["y"]})
+    for i in (0, 1, 59):
+        one = posterior.log_prob({"scale": rows["scale"][i : i + 1]}, given={"y": rows["y"][i]})
+        assert found[i] == pytest.approx(one[0], rel=1e-4, abs=1e-4)
+    outside = _information.log_density(posterior, {"scale": -rows["scale"]}, {"y": rows["y"]})
+    assert np.isneginf(outside).all()
+    prior = _information.Likelihood(positive, posterior.graph).prior(rows)
+    assert np.allclose(prior, stats.halfnorm.logpdf(rows["scale"]), atol=1e-4)
+
+
+def test_level_with_all_tests():
+    """Of a right posterior at most 1 % of all runs may be flagged; 5 or more of 60 have a probability below .001."""
+    bad = 0
+    for seed in range(60):
+        rng = np.random.default_rng([5, seed])
+        theta = rng.standard_normal((60, 3))
+        x = theta @ LOADINGS.T + NOISE * rng.standard_normal((60, 5))
+        rows = {"theta": theta[:, :2], "slope": theta[:, 2], "x": x}
+        bad += not run(Normal(), rows, seed=seed, draws=30).ok
+    assert bad < 5
+
+
+def test_ranks_in_the_predicted_direction_are_a_sign_test():
+    ranks = np.array([0, 1, 5, 5, 9, 10, 10, 8])
+    assert _check.p_above(ranks, 10) == pytest.approx(stats.binom.sf(3, 8, 5 / 11))
+    assert _check.p_above(ranks, 9) == pytest.approx(stats.binom.sf(5, 8, 0.5))
+
+
+def test_only_earlier_simulations_predict(simulated):
+    """The last parameters change neither the ranks of those before, nor what the data say of themselves."""
+    rows, _ = simulated[0]
+    changed = {**rows, "slope": np.where(np.arange(1000) < 900, rows["slope"], 5.0)}
+    first, second = (run(Normal(), r, draws=50) for r in (rows, changed))
+    for before, after in ((first.tarp, second.tarp), (first.projection, second.projection)):
+        assert (before[:800] == after[:800]).all()
+        assert (before[800:] != after[800:]).any()
+
+
+def without_density():
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+
+    def simulator(key, theta, slope):
+        return LOADINGS[:, :2] @ theta + LOADINGS[:, 2] * slope + NOISE * jax.random.normal(key, (5,))
+
+    numpyro.sample("x", cpe.Simulator(simulator, theta, slope, event_shape=(5,)))
+
+
+def test_without_a_likelihood_prior_draws_fail_too(simulated):
+    posterior = Normal(prior=True)
+    posterior.program = without_density
+    found = run(posterior, simulated[0][0], draws=100)
+    assert "Likelihood" not in outcome(found)
+    assert found.likelihood is None
+    assert "The likelihood was not tested: site 'x' is a Simulator." in str(found)
+    assert not outcome(found)["Use of the data"]
+
+
+def test_a_regression_finds_the_few_columns_that_matter():
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((500, 300))
+    targets = features[:, [7, 250]] @ np.array([[1.0, 0.0], [1.0, 2.0]]) + 0.1 * rng.standard_normal((500, 2))
+    found = _information.regress(features[:300], targets[:300])
+    rest = targets[300:] - found(features[300:])
+    assert (rest.std(0) < 0.2).all()
+
+
+def test_what_a_regression_says_of_parameters_is_a_density():
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((400, 3))
+    theta = np.stack([features[:, 0] + 0.3 * rng.standard_normal(400), np.exp(rng.standard_normal(400))], 1)
+    found = _information.guess(theta, features, np.zeros((400, 3)))
+    assert found.logarithm.tolist() == [False, True]
+    a, b = np.linspace(-8, 8, 801), np.exp(np.linspace(-9, 9, 901))
+    grid = np.stack(np.meshgrid(a, b, indexing="ij"), -1).reshape(-1, 2)
+    density = np.exp(found.log_density(grid, np.tile(features[:1], (len(grid), 1)))).reshape(801, 901)
+    assert np.trapezoid(np.trapezoid(density, b, axis=1), a) == pytest.approx(1.0, abs=1e-3)
+    assert np.isneginf(found.log_density(np.array([[0.0, -1.0]]), features[:1]))[0]
 
 
 # ---- the observation
@@ -198,6 +374,92 @@ def test_many_observations(simulated):
     found = run(Exact(), rows, {"x": x}, draws=400)
     assert "NOT TYPICAL. 1 of 20 observations, first of all 7, are unlike" in str(found)
     assert "Observation 7, the least typical: data drawn" in found.predictive.finding.sentence
+
+
+def graph_of(size):
+    return cpe.Graph.from_program(
+        lambda: numpyro.sample("x", dist.Normal(numpyro.sample("a", dist.Normal()), 1).expand([size]).to_event(1)),
+        observed=["x"],
+    )
+
+
+@pytest.mark.parametrize("sd", [1.0, 3.0])
+@pytest.mark.parametrize("size", [1, 20])
+@pytest.mark.parametrize("factor", [1e4, -1e4, 1e12])
+def test_data_far_beyond_heavy_tails_are_not_typical(size, sd, factor):
+    x = np.exp(sd * np.random.default_rng(0).standard_normal((1000, size)))
+    far = x[:1].copy()
+    far[0, 0] = factor * x.max()
+    found = _check._typicality(graph_of(size), {"x": x}, {"x": far}, 0.0025)
+    assert found.finding.sentence.startswith("NOT TYPICAL. ")
+    further = _check._typicality(graph_of(size), {"x": x}, {"x": 1e3 * far}, 0.0025)
+    assert further.distance[0] > found.distance[0] + 1
+
+
+def test_features_are_monotone_and_unbounded():
+    rng = np.random.default_rng(0)
+    rows = np.stack([np.exp(3 * rng.standard_normal(500)), rng.standard_normal(500), rng.standard_cauchy(500)], 1)
+    at = np.concatenate([-np.logspace(30, -3, 300), [0.0], np.logspace(-3, 30, 300)])
+    found = _information.Features(rows)(np.stack([at] * 3, 1))
+    assert found.shape == (601, 5)
+    assert (np.diff(found, axis=0) >= 0).all()
+    assert (np.diff(found[-50:], axis=0) > 0).all()
+    assert (np.diff(found[:50], axis=0) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("sd", "ok", "words"),
+    [
+        (0.0, True, "typical: "),
+        (3.0, True, "unusual: the observation is further from other data than "),
+        (9.0, False, "NOT TYPICAL. "),
+    ],
+)
+def test_the_words_follow_the_p_value(sd, ok, words):
+    x = np.random.default_rng(0).standard_normal((1000, 1))
+    found = _check._typicality(graph_of(1), {"x": x}, {"x": np.array([[sd]])}, 0.0025)
+    assert found.finding.sentence.startswith(words)
+    assert found.finding.ok == ok
+    p = found.p[0]
+    assert p <= 0.0025 if not ok else p <= 0.05 if words.startswith("unusual") else p > 0.05
+
+
+def explosive():
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    mean = LOADINGS[:, :2] @ theta + LOADINGS[:, 2] * slope
+    numpyro.sample("x", dist.Normal(mean + jnp.where(abs(slope) > 6, jnp.inf, 0.0), NOISE).to_event(1))
+
+
+def test_replicates_that_are_not_finite_are_reported(simulated):
+    posterior = Exact()
+    posterior.program = explosive
+    rows, given = simulated[0]
+    found = run(posterior, rows, {"x": given["x"] + 1e4}, draws=100)
+    ok = outcome(found)
+    assert ok.pop("Posterior predictive") is False
+    assert ok.pop("Observation") is False
+    assert all(ok.values())
+    assert found.predictive is None
+    sentence = found.findings[-1].sentence
+    assert sentence.startswith(
+        "NOT TYPICAL, and no data can be drawn from its posterior: its draws cannot be simulated"
+    )
+    assert "100 of 100 simulations (100.0 %) are not finite" in sentence
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, FloatingPointError])
+def test_an_observation_without_draws_is_reported(simulated, kind):
+    class Refuses(Exact):
+        def sample(self, n, given, *, key):
+            if np.abs(given["x"]).max() > 1e3:
+                raise kind("nearly nothing is inside the prior's support")
+            return super().sample(n, given, key=key)
+
+    rows, given = simulated[0]
+    found = run(Refuses(), rows, {"x": given["x"] + 1e4}, draws=100)
+    assert [f.check for f in found.findings if not f.ok] == ["Observation", "Posterior predictive"]
+    assert "there are no draws for it (nearly nothing is inside" in found.findings[-1].sentence
 
 
 def test_typicality_has_its_level():

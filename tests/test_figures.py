@@ -25,8 +25,12 @@ def checked(scale=1.0):
         name: np.round(100 * np.clip(0.5 + (RNG.uniform(size=200) - 0.5) * scale, 0, 1)).astype(int)
         for name in ("mu", "tau", *(f"beta[{i}]" for i in range(8)))
     }
-    joint, tarp = (RNG.integers(0, 101, 200) for _ in range(2))
-    table, findings = _check._calibration(ranks, joint, tarp, 100, 0.01)
+    joint, tarp, width, projection = (RNG.integers(0, 101, 200) for _ in range(4))
+    given, likelihood = RNG.integers(0, 101, (200, 10)), RNG.integers(0, 51, 200)
+    ranked = _check._Ranked(
+        np.stack(list(ranks.values()), 1), joint, tarp, given, width, projection, likelihood, np.zeros(200), {}, ""
+    )
+    table, findings = _check._calibration(list(ranks), ranked, None, 100, 0.01, "")
     rows = [("y", "mean", 0.1, 0.0, -1.0, 1.0, 0.9), ("y", "sd", 9.0, 1.0, 0.5, 1.5, 0.01), ("z", "value", *[0.0] * 5)]
     predictive = _check.Predictive(
         {"y": RNG.normal(size=(300, 4, 5)), "z": RNG.normal(size=300)},
@@ -36,7 +40,25 @@ def checked(scale=1.0):
         findings[0],
     )
     graph = cpe.Graph.from_edges({"y": ["mu"]}, ["y"])
-    return _check.Check(graph, ranks, joint, tarp, 100, 0.01, table, tuple(findings), None, predictive, 0.0)
+    return _check.Check(
+        graph,
+        ranks,
+        joint,
+        tarp,
+        dict(zip(ranks, given.T, strict=True)),
+        width,
+        projection,
+        likelihood,
+        50,
+        None,
+        100,
+        0.01,
+        table,
+        tuple(findings),
+        None,
+        predictive,
+        0.0,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +133,8 @@ def test_training_shows_both_losses_and_what_was_kept():
 
 def test_ranks_inside_and_outside_the_band():
     good = plot.ranks(checked())
-    assert titles(good) == ["mu", "tau", *(f"beta[{i}]" for i in range(8)), "joint", "random points (TARP)"]
+    more = ["joint", "points (TARP)", "given the data", "log-likelihood"]
+    assert titles(good) == ["mu", "tau", *(f"beta[{i}]" for i in range(8)), *more]
     assert legend(good) == []
     assert legend(plot.ranks(checked(scale=1.8))) == ["outside the band"]
     assert titles(plot.ranks(checked(), parameters=["mu"])) == ["mu"]

@@ -138,6 +138,9 @@ def test_files_hold_what_their_names_say(done):
     check = json.loads((run / "check.json").read_text())
     assert check["simulated_observations"] == 60
     assert [f["check"] for f in check["findings"]][:2] == ["Ranks (SBC)", "Coverage"]
+    assert [f["check"] for f in check["findings"]][3:6] == ["Use of the data", "Likelihood", "Held-out density"]
+    assert check["density"].keys() == {"gain", "error", "regression", "p"}
+    assert {"p given data", "given data"} <= check["calibration"][0].keys()
 
 
 def test_the_terminal_shows_numbers_checks_and_what_to_open(done):

@@ -251,23 +251,23 @@ def ranks(check: Check, *, parameters: Sequence[str] | None = None, most: int = 
     """Rank histograms, and below each the ranks' distribution function minus the uniform one.
 
     The shaded band holds the whole curve with a probability that accounts for all tests of `cpe.check`: a curve that
-    leaves it is not calibrated. Draws that are too narrow give a U, too wide a hill, and a slope shows a bias.
+    leaves it is not calibrated. Draws that are too narrow give a U, too wide a hill, and a gradient shows a bias. Of
+    "given the data", where more ranks are high than low, the data tell more than the draws do.
     """
-    both = {"joint": check.joint, "random points (TARP)": check.tarp}
-    found = {**check.ranks, **both}
-    chosen, left_out = _choose(check.ranks if parameters is None else found, parameters, most)
-    chosen |= both if parameters is None else {}
+    more = {"joint": check.joint, "points (TARP)": check.tarp, "given the data": check.projection}
+    findings = {"joint": "Coverage", "points (TARP)": "Joint coverage (TARP)", "given the data": "Use of the data"}
+    if check.likelihood is not None:
+        more["log-likelihood"], findings["log-likelihood"] = check.likelihood, "Likelihood"
+    chosen, left_out = _choose(check.ranks if parameters is None else {**check.ranks, **more}, parameters, most)
+    chosen |= more if parameters is None else {}
     columns = min(4, len(chosen))
     rows = -(-len(chosen) // columns)
     figure, grid = plt.subplots(
         2 * rows, columns, figsize=(1.85 * columns, 2.1 * rows + 0.3), squeeze=False, height_ratios=[0.55, 1] * rows
     )
-    z, low, high = bands(check.n, check.draws, check.level / 2 / len(found))
-    bins = min(20, check.draws + 1)
     outside = set(check.calibration.index[check.calibration["verdict"] != "calibrated"])
-    joint = {"joint": check.findings[1].ok, "random points (TARP)": check.findings[2].ok}
-    outside |= {name for name, ok in joint.items() if not ok}
-    limit = 1.15 * max(high.max() - z[high.argmax()], (high - z).max())
+    failed = {finding.check for finding in check.findings if not finding.ok}
+    outside |= {name for name, finding in findings.items() if finding in failed}
     for i in range(rows * columns):
         top, bottom = grid[2 * (i // columns), i % columns], grid[2 * (i // columns) + 1, i % columns]
         if i >= len(chosen):
@@ -276,16 +276,19 @@ def ranks(check: Check, *, parameters: Sequence[str] | None = None, most: int = 
             continue
         name = list(chosen)[i]
         colour = TRUTH if name in outside else DRAWS
-        top.hist((chosen[name] + 0.5) / (check.draws + 1), bins=bins, range=(0, 1), color=colour, alpha=0.6)
-        top.axhline(check.n / bins, color=FAINT, linewidth=0.8)
+        values, draws = chosen[name], check.likelihood_draws if name == "log-likelihood" else check.draws
+        z, low, high = bands(len(values), draws, check.level / 2 / check.tests)
+        bins = min(20, draws + 1)
+        top.hist((values + 0.5) / (draws + 1), bins=bins, range=(0, 1), color=colour, alpha=0.6)
+        top.axhline(len(values) / bins, color=FAINT, linewidth=0.8)
         top.set(title=name, xlim=(0, 1), xticks=[], yticks=[])
         top.spines[["left", "bottom"]].set_visible(False)
-        at = np.round(z * (check.draws + 1)).astype(int) - 1
-        difference = np.searchsorted(np.sort(chosen[name]), at, side="right") / check.n - z
+        at = np.round(z * (draws + 1)).astype(int) - 1
+        difference = np.searchsorted(np.sort(values), at, side="right") / len(values) - z
         bottom.fill_between(z, low - z, high - z, color=FAINT, alpha=0.25, linewidth=0)
         bottom.plot(z, difference, color=colour, linewidth=1.2)
         bottom.axhline(0, color=FAINT, linewidth=0.6)
-        reach = max(limit, 1.1 * float(np.abs(difference).max()))
+        reach = max(1.15 * float((high - z).max()), 1.1 * float(np.abs(difference).max()))
         bottom.set(xlim=(0, 1), ylim=(-reach, reach), xticks=[0, 0.5, 1], xticklabels=["0", "½", "1"])
         bottom.yaxis.set_major_locator(MaxNLocator(3, symmetric=True))
         if i % columns == 0:

@@ -559,6 +559,7 @@ def run_check(
         "simulated_observations": found.n,
         "draws_each": found.draws,
         "findings": [asdict(finding) for finding in found.findings],
+        "density": None if found.density is None else found.density.to_dict(),
         "calibration": json.loads(found.calibration.reset_index().to_json(orient="records")),
     }
     write_atomically(run.folder / "check.json", json.dumps(about, indent=1).encode())
