@@ -834,7 +834,16 @@ def test_the_report_tells_what_was_done(page, done):
         "cpejax infer model.py --given data.json --truth truth.json --simulations 200 --epochs 3 --draws 1000 "
         "--check-simulations 60 --seed 5 --out run"
     )
-    for words in (command, "Seed 5", version, "prior program", "posterior program", "mu ← y", "200 simulations"):
+    for words in (
+        command,
+        "Seed 5",
+        version,
+        "prior program",
+        "posterior program",
+        "mu ← y",
+        "200 simulations",
+        "held-out",
+    ):
         assert words in page.text, words
 
 

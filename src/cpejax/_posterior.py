@@ -132,12 +132,10 @@ def fit(
     if history.stopped.startswith(DIVERGED):
         bar.say(f"Warning: {history.stopped}. The weights of epoch {history.best_epoch + 1} are kept.")
     history.held_out = _held_out(flow, rows, *split(rows.n, settings, key_train))
-    if not history.held_out["log_prob"] - history.held_out["prior"] > 2 * history.held_out["error"]:  # nor where NaN
+    if not history.informed:
         bar.say(
-            f"Warning: on {history.held_out['n']} held-out simulations the posterior is no better than the prior: the "
-            f"mean log-density of the true parameters is {history.held_out['log_prob']:.3f}, the prior's "
-            f"{history.held_out['prior']:.3f}. Either the data say nothing about the parameters, or more simulations "
-            "or another method (embed=) are needed."
+            f"Warning: the posterior is no better than the prior. {history.score} Either the data say nothing about "
+            "the parameters, or more simulations or another method (embed=) are needed."
         )
     return Posterior(flow, graph, bound, method, settings, history, rows.n)
 

@@ -234,7 +234,8 @@ def _training(report: Report, pictures: _Pictures) -> str:
     out = (
         f"<p>{escape(kind)} with {posterior.weights:,} weights, trained on {posterior.n_simulations:,} simulations for "
         f"{len(history.train):,} epochs ({escape(history.stopped)}); the weights of epoch {history.best_epoch + 1} "
-        "were kept.</p>"
+        f"were kept.</p><p>{'' if history.informed else '<strong>No better than the prior.</strong> '}"
+        f"{escape(history.score)}</p>"
     )
     out += pictures.add(
         lambda: plot.training(history),

@@ -123,6 +123,23 @@ class History:
         """The lowest validation loss."""
         return self.validation[self.best_epoch] if self.best_epoch >= 0 else math.inf
 
+    @property
+    def informed(self) -> bool:
+        """Whether held-out parameters have a higher density than under their prior, beyond two standard errors."""
+        gain = self.held_out["log_prob"] - self.held_out["prior"]
+        return gain > 2 * self.held_out["error"]  # not where it is NaN
+
+    @property
+    def score(self) -> str:
+        """What `held_out` says, in a sentence."""
+        found = self.held_out
+        gain = found["log_prob"] - found["prior"]
+        return (
+            f"The mean log-density of the true parameters of {found['n']} held-out simulations is "
+            f"{found['log_prob']:.3f}, under their prior {found['prior']:.3f}: a gain of {gain:.3f} ± "
+            f"{found['error']:.3f} nats; for as many training simulations it is {found['training']:.3f}."
+        )
+
 
 Weights = list[Float[Array, "..."]]
 
