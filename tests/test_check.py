@@ -258,9 +258,10 @@ def positive():
 def test_densities_of_many_observations_are_those_of_each():
     rows = cpe.simulate(positive, 60, observed=["y"], key=jax.random.key(0))
     method = cpe.CPE(width=8, depth=1, hidden=8, components=2)
-    posterior = cpe.fit(positive, rows, method=method, max_epochs=1, key=jax.random.key(1))
+    flow = method.build(positive, rows.graph, rows, key=jax.random.key(1))  # not trained: any density will do
+    posterior = cpe.Posterior(flow, rows.graph, positive, method, cpe.Training(), cpe.History([], [], 0), rows.n)
     found = _information.log_density(posterior, {"scale": rows["scale"]}, {"y": rows["y"]})
-    for i in (0, 1, 59):
+    for i in (0, 59):
         one = posterior.log_prob({"scale": rows["scale"][i : i + 1]}, given={"y": rows["y"][i]})
         assert found[i] == pytest.approx(one[0], rel=1e-4, abs=1e-4)
     outside = _information.log_density(posterior, {"scale": -rows["scale"]}, {"y": rows["y"]})
