@@ -5,6 +5,8 @@ import itertools
 import time
 
 import networkx as nx
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -360,3 +362,32 @@ def test_str_shows_order_and_what_is_read():
         "  mu    ← sigma, y",
         "  beta  ← sigma, mu, y    (plate group[3])",
     ]
+
+
+def test_parameters_that_come_first():
+    edges = {"b": ["a"], "x": ["b", "c"], "y": ["c", "d"]}
+    graph = cpe.Graph.from_edges(edges, observed=["x", "y"])
+    for first in (["a"], ["c"], ["d"], ["a", "b"], ["a", "b", "d"], ["c", "d", "a"]):
+        program = cpe.invert(graph, first=first)
+        assert set(program.order[: len(first)]) == set(first)
+        for name in first:  # so what is first reads nothing else
+            assert set(program.parents[name]) <= {*first, "x", "y"}
+    with pytest.raises(ValueError, match=r"first has 'b', but not \['a'\], on which the prior of 'b' depends"):
+        cpe.invert(graph, first=["b"])
+    with pytest.raises(ValueError, match="first names 'x', but the parameters are"):
+        cpe.invert(graph, first=["x"])
+    with pytest.raises(ValueError, match="first needs how='faithful' and order='prior'"):
+        cpe.invert(graph, how="reverse", first=["a"])
+
+
+def test_members_of_a_plate_that_come_first():
+    def program():
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        with numpyro.plate("j", 3):
+            theta = numpyro.sample("theta", dist.Normal(mu, 1.0))
+            numpyro.sample("y", dist.Normal(theta, scale))
+
+    inverse = cpe.invert(cpe.Graph.from_program(program, observed=["y"]), first=["mu", "theta"])
+    assert inverse.order[-1] == "scale"
+    assert len(inverse.order) == 5  # the members depend on one another once their scale is summed out

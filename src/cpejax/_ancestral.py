@@ -20,7 +20,7 @@ Departures from the paper, each measured or explained in `docs/ancestral.md`:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import diffrax
@@ -475,6 +475,8 @@ class AncestralFlow(Flow):
         self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
     ) -> tuple[Values, dict[str, Array]]:
         graph = self.coordinates.graph
+        fixed = {name: jnp.broadcast_to(x, (n, *x.shape)) for name, x in data.items() if name in graph.parameters}
+        data = {name: x for name, x in data.items() if name not in fixed}
         known = {name: jnp.zeros(graph.sites[name].shape) for name in graph.parameters} | data
         z = jax.eval_shape(self.coordinates.to_z, known)
         constrain = self.coordinates.constrainers(known, z)
@@ -484,9 +486,21 @@ class AncestralFlow(Flow):
         for number, run in enumerate(self.plan.runs):
             draw = self._level_drawer(run, n, steps, solver)
             keys = jax.random.split(jax.random.fold_in(key, number), len(run.sites))
-            tables, values, z_run = self._draw_run(run, draw, tables, values, constrain, z, set(data), keys)
-            clipped += self._count_clipped(run, z_run)
-        return {name: values[name] for name in graph.parameters}, {"clipped": clipped}
+            tables, values, z_run = self._draw_run(run, draw, tables, values, constrain, z, fixed, set(data), keys)
+            clipped += self._count_clipped(run, z_run, set(fixed))
+        return {name: values[name] for name in graph.parameters if name not in fixed}, {"clipped": clipped}
+
+    def lacks(self, given: Collection[str]) -> dict[str, list[str]] | None:
+        """All that is read by what is given must be given too: the product of the other factors is then exact."""
+        sites, parameters = self.plan.graph.sites, self.coordinates.graph.parameters
+        out: dict[str, list[str]] = {}
+        for name in self.plan.posterior.order:
+            origin = sites[name].origin
+            if origin in given:
+                read = {sites[p].origin for p in self.plan.posterior.parents[name]} - set(given)
+                missing = set(out.get(origin, ())) | read
+                out |= {origin: [p for p in parameters if p in missing]} if missing.intersection(parameters) else {}
+        return out
 
     def _level_drawer(self, run: Run, n: int, steps: int, solver: Solver) -> Callable[..., tuple[Tables, Array]]:
         """A function that draws the coordinates of one level, one after the other along the sites' chains."""
@@ -531,10 +545,14 @@ class AncestralFlow(Flow):
         values: Values,
         constrain: dict[str, Constrain],
         z_shapes: Shapes,
+        fixed: Values,
         data: set[str],
         keys: Array,
     ) -> tuple[Tables, Values, Float[Array, "levels coordinates sites n *plates"]]:
-        """The levels of a run. Several are a scan over one compiled body, with a switch for the sites' own priors."""
+        """The levels of a run. Several are a scan over one compiled body, with a switch for the sites' own priors.
+
+        Sites in `fixed` get their values from there, whatever is drawn for them.
+        """
         sites, graph = self.plan.graph.sites, self.coordinates.graph
         n = tables[run.table].shape[0]
         where = {name: (level, i) for level, names in enumerate(run.sites) for i, name in enumerate(names)}
@@ -559,6 +577,9 @@ class AncestralFlow(Flow):
             """The values and features of a level's sites from their coordinates."""
             out = []
             for i, name in enumerate(run.sites[level]):
+                if sites[name].origin in fixed:
+                    out.append(_pick(sites[name], fixed[sites[name].origin], graph))
+                    continue
                 z_site = jnp.moveaxis(z[: self.plan.sizes[name], i], 0, -1)
                 out.append(_constrain(sites[name], graph, constrain, getter(drawn), z_site, z_shapes, data))
             return tuple(out), tuple(self._scale(s, x) for s, x in zip(run.sites[level], out, strict=True))
@@ -587,10 +608,15 @@ class AncestralFlow(Flow):
         tables, drawn = carry
         return tables, values | {origin: getter(drawn)(origin) for origin in {sites[s].origin for s in where}}, z
 
-    def _count_clipped(self, run: Run, z: Array) -> Array:
+    def _count_clipped(self, run: Run, z: Array, fixed: set[str]) -> Array:
         """How many coordinates stand at the limit of what can be drawn."""
+        sites = self.plan.graph.sites
+
+        def counts(name: str, k: int) -> bool:
+            return k < self.plan.sizes[name] and sites[name].origin not in fixed
+
         limits = self._limits([s for level in run.sites for s in level]).reshape(len(run.sites), 1, -1)
-        real = np.array([[[k < self.plan.sizes[s] for s in level] for k in range(z.shape[1])] for level in run.sites])
+        real = np.array([[[counts(s, k) for s in level] for k in range(z.shape[1])] for level in run.sites])
         rest = (1,) * (z.ndim - 3)
         return jnp.sum((jnp.abs(z) >= limits.reshape(*limits.shape, *rest)) & real.reshape(*real.shape, *rest))
 
@@ -604,18 +630,20 @@ class AncestralFlow(Flow):
     # Density
 
     def log_prob(self, values: Values, data: Values, *, steps: int) -> Float[Array, " n"]:
-        """All parents are known, so all nodes are integrated in one pass."""
+        """All parents are known, so all nodes are integrated in one pass. Those of given parameters do not count."""
         n = len(next(iter(values.values())))
         full = values | {name: jnp.broadcast_to(x, (n, *x.shape)) for name, x in data.items()}
         z, tables = self._known(full)
         tables |= self._observed(data)
-        total = jax.vmap(self.coordinates.log_volume)(full)
+        total = jax.vmap(lambda v: self.coordinates.log_volume(v, set(values)))(full)
+        sites = self.plan.graph.sites
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
             context = self._context(g, net, tables)
             coordinates = self._coordinates_of(group, z)
             s = self._linear(net, coordinates)
             log_q = _log_densities(net, context, coordinates, s, steps)
-            total += log_q.sum((0, *range(2, log_q.ndim)))
+            drawn = np.array([sites[name].origin in values for name, _ in group.nodes])
+            total += (log_q if drawn.all() else log_q[drawn]).sum((0, *range(2, log_q.ndim)))
         return total
 
 

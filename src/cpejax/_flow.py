@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -37,6 +37,15 @@ class Flow(eqx.Module):
     def any_subset(self) -> bool:
         """Whether `sample` and `log_probs` take any subset of the sites as data, and give the rest."""
         return False
+
+    def lacks(self, given: Collection[str]) -> dict[str, list[str]] | None:
+        """Of given parameters, those that cannot be given without others, and which; `None`: none can be given at all.
+
+        What is given with all that it lacks comes before the rest in the order of the posterior program, so that the
+        rest can be drawn given it.
+        """
+        del given
+        return None
 
     @property
     def solver(self) -> Solver:
@@ -88,7 +97,10 @@ class Flow(eqx.Module):
     def sample(
         self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
     ) -> tuple[Values, dict[str, Array]]:
-        """`n` draws for one observation, and counts that say how they came about (`clipped`)."""
+        """`n` draws for one observation, and counts that say how they came about (`clipped`).
+
+        `data` may hold parameters too where `lacks` allows it, or `any_subset`; they are not drawn.
+        """
         raise NotImplementedError
 
     def log_prob(self, values: Values, data: Values, *, steps: int) -> Float[Array, " n"]:

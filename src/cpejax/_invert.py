@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -61,7 +61,10 @@ class PosteriorProgram:
 
 
 def invert(
-    graph: Graph, how: Literal["faithful", "reverse"] = "faithful", order: Literal["prior", "leaf"] = "prior"
+    graph: Graph,
+    how: Literal["faithful", "reverse"] = "faithful",
+    order: Literal["prior", "leaf"] = "prior",
+    first: Collection[str] = (),
 ) -> PosteriorProgram:
     """Invert a program's graph.
 
@@ -73,6 +76,8 @@ def invert(
         dependencies wherever parameters have a common child.
     - `order`: `"prior"` draws parents before children, so that every prior parent of a site is drawn before it;
         `"leaf"` draws children first. `"reverse"` always draws children first.
+    - `first`: parameters that are drawn before all others (of a faithful inverse in the prior's order), with the
+        parameters that their prior depends on. The others can then be drawn given these.
 
     **Returns:** the posterior program.
 
@@ -98,6 +103,8 @@ def invert(
         raise ValueError(f"how must be 'faithful' or 'reverse', found {how!r}.")
     if order not in ("prior", "leaf"):
         raise ValueError(f"order must be 'prior' or 'leaf', found {order!r}.")
+    if first:
+        _check_first(graph, how, order, first)
     for name, site in graph.sites.items():
         for parent, plate in site.mixed:
             if plate in graph.plates:
@@ -106,9 +113,22 @@ def invert(
         return _reverse(graph)
     while True:
         try:
-            return _eliminate(graph, order)
+            return _eliminate(graph, order, frozenset(first))
         except _Coupled as coupled:
             graph = _unroll(graph, coupled.plate, coupled.why)
+
+
+def _check_first(graph: Graph, how: str, order: str, first: Collection[str]) -> None:
+    if how != "faithful" or order != "prior":
+        raise ValueError(f"first needs how='faithful' and order='prior'; found how={how!r}, order={order!r}.")
+    for name in first:
+        if name not in graph.parameters:
+            raise ValueError(f"first names '{name}', but the parameters are {list(graph.parameters)}.")
+        missing = [p for p in graph.parents[name] if p in graph.parameters and p not in first]
+        if missing:
+            raise ValueError(
+                f"first has '{name}', but not {missing}, on which the prior of '{name}' depends; they come first too."
+            )
 
 
 MOST_UNROLLED = 1_000
@@ -143,21 +163,25 @@ def _reverse(graph: Graph) -> PosteriorProgram:
     return PosteriorProgram(graph, order, parents, "reverse")
 
 
-def _eliminate(graph: Graph, order: str) -> PosteriorProgram:
+def _eliminate(graph: Graph, order: str, first_drawn: frozenset[str]) -> PosteriorProgram:
     barren = _barren(graph)
     moral = _Moral(graph, [name for name in graph.sites if name not in barren])
     first, later = (graph.children, graph.parents) if order == "prior" else (graph.parents, graph.children)
     remaining = {n for n in graph.parameters if n not in barren}
     waits_for = {n: remaining.intersection(first[n]) for n in remaining}
-    moral.offer(n for n in remaining if not waits_for[n])
+    held = {n for n in remaining if graph.sites[n].origin in first_drawn}  # until all others are eliminated
+    moral.offer(n for n in remaining if not waits_for[n] and n not in held)
     reads: dict[str, Iterable[str]] = {}
     while remaining:
+        if remaining == held:
+            moral.offer(n for n in held if not waits_for[n])
+            held = set()
         name = moral.cheapest()
         reads[name] = moral.eliminate(name)
         remaining.remove(name)
         for n in remaining.intersection(later[name]):
             waits_for[n].remove(name)
-            moral.offer([n] if not waits_for[n] else [])
+            moral.offer([n] if not waits_for[n] and n not in held else [])
 
     sampling = (*reversed(reads), *(n for n in graph.parameters if n in barren))
     rank = {name: k for k, name in enumerate((*sampling, *graph.data))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ Inverse = Literal["faithful", "reverse"]
 
 _PAPER = {"inverse", "coordinates", "condition", "reads", "storage", "rank"}
 _OPTIONS: Mapping[str, set[str]] = {
-    "ancestral": {"depth", "components", "members"},
+    "ancestral": {"depth", "components", "members", "first"},
     "triangular": _PAPER,
     "discrete": _PAPER | {"blocks", "inverse_by"},
 }
@@ -52,6 +52,8 @@ class CPE:
     - `depth`: of each context network, residual blocks (networks that are pooled have half of them).
     - `components`: of the normal mixture that straightens each coordinate before the flow.
     - `members`: of a plate with more than twice as many members, so many are trained on in a step.
+    - `first`: parameters that are drawn before all others, so that `given` of `sample` and `log_prob` may hold them;
+        with each the parameters that its prior depends on.
 
     Of the paper's flows:
 
@@ -76,6 +78,7 @@ class CPE:
     hidden: int = 64
     components: int = 8
     members: int = 32
+    first: Sequence[str] = ()
     inverse: Inverse = "faithful"
     coordinates: Kind | None = None
     condition: Literal["first", "every"] = "first"
@@ -86,6 +89,9 @@ class CPE:
     inverse_by: InverseBy = "bisection"
 
     def __post_init__(self) -> None:
+        if isinstance(self.first, str) or not all(isinstance(name, str) for name in self.first):
+            raise ValueError(f"first must be a list of the names of parameters, found {self.first!r}.")
+        object.__setattr__(self, "first", tuple(self.first))
         check_options(
             self,
             counts=("hidden", "depth", "components", "members", "blocks"),
@@ -131,7 +137,7 @@ class CPE:
     ) -> Flow:
         """The flow for a program, standardised by simulations."""
         check_embed(self.embed, graph)
-        options = {name: getattr(self, name) for name in _OPTIONS[self.flow] - {"inverse"}}
+        options = {name: getattr(self, name) for name in _OPTIONS[self.flow] - {"inverse", "first"}}
         options["width"] = self.width or (64 if self.flow == "ancestral" else 128)
         if self.flow != "ancestral" and self.coordinates is None:
             # In reversed order a parameter comes before its prior parents, which its prior coordinates depend on.
@@ -139,7 +145,7 @@ class CPE:
             options["coordinates"] = "plain" if self.flow == "triangular" else natural
         return _FLOWS[self.flow](
             program,
-            invert(graph, self.inverse),
+            invert(graph, self.inverse, first=self.first),
             graph,
             simulations,
             self.embed,

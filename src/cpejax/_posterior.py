@@ -18,6 +18,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import xarray as xr
 from arviz_base import from_dict
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -34,12 +35,15 @@ from cpejax._program import Program
 from cpejax._simulate import Simulations, bind, check_count, finite, words
 from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
 from cpejax._train import DIVERGED, History, Interrupt, Training, split, train
+from cpejax._vector import Vector
 
 FORMAT = 1
 MOST_NUMBERS = 30_000_000
 """How many numbers sampling holds at once on a core; more draws than that allows go in chunks."""
 SCORED = 200
 """Held-out simulations by which a fit is scored."""
+_OBSERVATIONS = ("observation", "dataset", "given")
+"""What the axis of observations is called: the first of these that is not a plate."""
 SHARE = 5000
 """More draws than that for one observation are shared among the cores."""
 
@@ -336,7 +340,8 @@ class Posterior:
 
         - `n`: draws for each observation.
         - `given`: the observed data, `{site: array}`; each with a leading axis for many observations at once. With
-            `cpe.AIO` any sites, parameters among them: the others are drawn.
+            `cpe.AIO` any sites, parameters among them: the others are drawn. With `cpe.CPE` parameters too that
+            are drawn before all others, as `cpe.CPE(first=[...])` makes them: the others are drawn given these.
         - `key`: a JAX key.
         - `steps`: of Euler's method; 20 unless the method has another default.
         - `solver`: `"euler"`, or `"rk45"` for Dormand-Prince 5(4) with SciPy's default tolerances; `"euler"` for
@@ -405,12 +410,15 @@ class Posterior:
 
         **Arguments:**
 
-        - `draws`: a DataTree from `sample`, or `{site: (n, *shape)}`.
-        - `given`: one observation, `{site: array}`.
+        - `draws`: a DataTree from `sample`, or `{site: (n, *shape)}`. For many observations a DataTree of as many, or
+            `{site: (observations, n, *shape)}`, or `{site: (observations, *shape)}` with one draw each.
+        - `given`: one observation, `{site: array}`, or many, each site with a leading axis. With parameters among them
+            (see `sample`) the density is that of the others given these.
         - `steps`: of Heun's method, on the same grid as `sample`'s. By default 20 for `cpe.CPE`; the densities of other
             methods are then by `"rk45"`.
 
-        **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict. Outside the prior's support the
+        **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict; for many observations
+        `(chain, draw, observation)`, and `(observations, n)` or `(observations,)`. Outside the prior's support the
         log-density is −∞; one that is not a number is an error. Of a method that rejects draws (`acceptance_rate` below
         1) it is the density of what is proposed; that of the draws is higher by the factor 1 / acceptance rate.
 
@@ -434,14 +442,67 @@ class Posterior:
             check_count(steps, "steps")
             steps = int(steps)
         data, many = self._check_given(given)
-        if many:
-            raise ValueError("log_prob takes one observation: the data in given have a leading axis. Call it for each.")
-        values, shape = self._check_draws(draws, set(data))
         chunk = max(1, MOST_NUMBERS // (2 * self.flow.numbers_per_draw()))  # twice: with tangents
-        found, error = _evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, steps, chunk)
-        density, spread = np.asarray(found).reshape(shape), np.asarray(error).reshape(shape)
+        count = len(next(iter(data.values()))) if data and many else None
+        values, shape = self._check_draws(draws, set(data), count)
+        found: Any
+        error: Any
+        if count is None:
+            found, error = _evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, steps, chunk)
+        else:
+            found, error = _evaluate_on_cores(self.flow, values, data, steps, chunk)
+        density, spread = (np.asarray(x).reshape(shape) for x in (found, error))
+        if count is not None and isinstance(draws, xr.DataTree | xr.Dataset):  # (observation, chain, draw)
+            density, spread = (np.moveaxis(x, 0, -1) for x in (density, spread))
         _check_density(density)
         return density, spread
+
+    def map(
+        self, given: Mapping[str, Any], *, key: PRNGKeyArray, draws: int = 1000, starts: int = 8, steps: int = 300
+    ) -> tuple[dict[str, np.ndarray], float]:
+        """The parameters with the highest posterior density: the mode, or maximum a posteriori.
+
+        **Arguments:**
+
+        - `given`: one observation, as for `sample`.
+        - `key`: a JAX key.
+        - `draws`: from the posterior; the `starts` of them that have the highest density are where the search begins.
+        - `steps`: of Adam's method from each, with a learning rate that falls from .1 to zero. It moves in
+            unconstrained coordinates, standardised by the draws, but what it climbs is the density of the program's own
+            parameters, which is that of `log_prob`.
+
+        **Returns:** the parameters, `{site: array}`, and their log-density. Modes depend on how a model is written:
+        that of a scale is not that of its logarithm. Where the density is highest at the edge of a support, or has no
+        maximum (a hierarchical scale near zero), the search stops on the way there.
+
+        ??? example
+
+            ```python
+            mode, log_density = posterior.map(given={"y": y}, key=jax.random.key(3))
+            mode["mu"]
+            ```
+        """
+        for name, value in (("draws", draws), ("starts", starts), ("steps", steps)):
+            check_count(value, name)
+        data, many = self._check_given(given)
+        if many:
+            raise ValueError("map takes one observation: the data in given have a leading axis. Call it for each.")
+        free = [name for name in self.graph.parameters if name not in data]
+        if len(free) + len(data) < len(self.graph.sites):
+            raise ValueError(f"map needs all data; given has {sorted(given)}.")
+        tree = self.sample(draws, given, key=key)["posterior"].dataset
+        drawn = {name: jnp.asarray(tree[name].values[0]) for name in free}
+        best = np.argsort(-self.log_prob({name: np.asarray(x) for name, x in drawn.items()}, given))[:starts]
+        one = {name: x[0] for name, x in data.items()}
+        full = drawn | {name: jnp.broadcast_to(x, (draws, *x.shape)) for name, x in one.items()}
+        vector = Vector(self.program, self.graph, full, "unconstrained")
+        found = _climb(self.flow, vector, {name: x[best] for name, x in full.items()}, one, tuple(free), int(steps))
+        candidates = {name: np.concatenate([drawn[name][best], found[name]]) for name in free}
+        finite = np.all([np.isfinite(x).reshape(len(x), -1).all(1) for x in candidates.values()], axis=0)
+        candidates = {name: x[finite] for name, x in candidates.items()}
+        density = self.log_prob(candidates, given)
+        top = int(np.argmax(density))
+        return {name: np.asarray(x[top]) for name, x in candidates.items()}, float(density[top])
 
     def save(self, folder: str | Path) -> None:
         """Write the posterior to a folder: `weights.safetensors` and `posterior.json`. `cpe.load` reads it."""
@@ -473,17 +534,22 @@ class Posterior:
         """The data as arrays with a leading axis for observations, and whether there was one."""
         if not isinstance(given, Mapping):
             raise TypeError(f"given must be a dict of the observed data, found {type(given).__name__}.")
-        known = tuple(self.graph.sites) if self.flow.any_subset else self.graph.data
+        parameters = [name for name in self.graph.parameters if name in given]
+        lacks = {} if self.flow.any_subset or not parameters else self.flow.lacks(parameters)
+        known = self.graph.data if lacks is None else tuple(self.graph.sites)
         for name in given:
             if name not in known:
                 close = difflib.get_close_matches(str(name), known, n=1)
                 hint = f" Did you mean '{close[0]}'?" if close else ""
                 if name in self.graph.parameters:
-                    hint = " Only cpe.AIO can condition on parameters."
+                    hint = " Only cpe.CPE() and cpe.AIO() can condition on parameters."
+                sites = known if self.flow.any_subset else self.graph.data
                 raise ValueError(
                     f"given['{name}'] is not a {'' if self.flow.any_subset else 'data '}site; the "
-                    f"{'' if self.flow.any_subset else 'data '}sites are {list(known)}.{hint}"
+                    f"{'' if self.flow.any_subset else 'data '}sites are {list(sites)}.{hint}"
                 )
+        if lacks:
+            self._refuse_parameters(parameters, lacks)
         if len(given) == len(self.graph.sites):
             raise ValueError("given has all sites of the program, so there is nothing left to draw.")
         out: dict[str, Array] = {}
@@ -491,7 +557,7 @@ class Posterior:
         for name in known:
             site = self.graph.sites[name]
             if name not in given:
-                if self.flow.any_subset:
+                if self.flow.any_subset or name in self.graph.parameters:
                     continue
                 raise ValueError(f"given has no '{name}'; it needs the data sites {list(self.graph.data)}.")
             with np.errstate(over="ignore"):
@@ -517,16 +583,60 @@ class Posterior:
                 f"The data in given have different numbers of observations: {lengths} (None: a single one)."
             )
         many = any(length is not None for length in lengths.values())
-        return (out if many else {name: x[None] for name, x in out.items()}), many
+        out = out if many else {name: x[None] for name, x in out.items()}
+        if parameters and not self.flow.any_subset:
+            self._check_supports(parameters, out, many)
+        return out, many
+
+    def _refuse_parameters(self, given: list[str], lacks: Mapping[str, list[str]]) -> None:
+        """Parameters that are given without others that come before them."""
+        name, missing = next(iter(lacks.items()))
+        prior = [p for p in self.graph.parents[name] if p in missing]
+        if prior:
+            way = f"The prior of '{name}' depends on {prior}: give {'it' if len(prior) == 1 else 'them'} too."
+        else:
+            way = f"Give {missing} too, or fit with method=cpe.CPE(first={given}), which draws {given} first."
+        raise ValueError(
+            f"given has '{name}', but this posterior draws {missing} before it, so what is left cannot be drawn given "
+            f"'{name}'. {way}"
+        )
+
+    def _check_supports(self, parameters: list[str], values: Values, many: bool) -> None:
+        """Given parameters are in the support of their prior."""
+
+        def inside(values: Values) -> dict[str, Array]:
+            out: dict[str, Array] = {}
+
+            def visit(name: str, fn: Any, value: Array) -> None:
+                out[name] = jnp.all(fn.support(value))
+
+            self.flow.coordinates.visit(self.flow.coordinates.example | values, visit)
+            return {name: out[name] for name in parameters}
+
+        for name, good in jax.vmap(inside)(values).items():
+            if not good.all():
+                which = int(jnp.argmin(good))
+                raise ValueError(
+                    f"given['{name}'] is {words(np.asarray(values[name][which]))}"
+                    f"{f' for observation {which}' if many else ''}, which is outside the support of its prior."
+                )
 
     def _check_draws(
-        self, draws: Mapping[str, Any] | xr.DataTree, given: set[str]
+        self, draws: Mapping[str, Any] | xr.DataTree, given: set[str], count: int | None = None
     ) -> tuple[dict[str, Array], tuple[int, ...]]:
-        """The sites that are not given as arrays with one leading axis for draws, and the shape of it in `draws`."""
+        """The sites that are not given as arrays, and the shape of their leading axes in `draws`.
+
+        For one observation the arrays have one leading axis, for draws; for `count` of them two, for observations and
+        draws.
+        """
         source: Any = draws
         if isinstance(draws, xr.DataTree):
             source = draws["posterior"].dataset if "posterior" in draws.children else draws.dataset
-        lead = ("chain", "draw") if isinstance(source, xr.Dataset) else ("draw",)
+        named = isinstance(source, xr.Dataset)
+        axis = next((d for d in _OBSERVATIONS if d not in self.graph.plates), _OBSERVATIONS[0])
+        expected: list[tuple[str, ...]] = [("chain", "draw") if named else ("draw",)]
+        if count is not None:
+            expected = [(axis, *expected[0])] if named else [("observation", "draw"), ("observation",)]
         values: dict[str, Array] = {}
         shape: tuple[int, ...] | None = None
         names = [name for name in self.graph.sites if name not in given]
@@ -535,18 +645,23 @@ class Posterior:
                 raise ValueError(f"draws have no '{name}'; they need the parameters {names}.")
             site = self.graph.sites[name]
             x = source[name]
-            if isinstance(source, xr.Dataset) and set(lead) <= set(x.dims):
-                x = x.transpose(*lead, ...)
+            if named and set(expected[0]) <= set(x.dims):
+                x = x.transpose(*expected[0], ...)
             x = _numbers(x, f"draws['{name}']").astype(jnp.result_type(float))
-            if x.shape[len(lead) :] != site.shape or x.ndim != len(lead) + len(site.shape):
+            lead = next((e for e in expected if x.ndim == len(e) + len(site.shape)), None)
+            if lead is None or x.shape[len(lead) :] != site.shape:
+                one_of = " or ".join(f"({', '.join(map(str, (*e, *site.shape)))})" for e in expected)
                 raise ValueError(
-                    f"draws['{name}'] has shape {x.shape}, but draws of site '{name}' have shape "
-                    f"({', '.join(map(str, (*lead, *site.shape)))}){_plates(site, self.graph)}."
+                    f"draws['{name}'] has shape {x.shape}, but draws of site '{name}' "
+                    f"{'' if count is None else f'for {count} observations '}have shape {one_of}"
+                    f"{_plates(site, self.graph)}."
                 )
+            if count is not None and len(x) != count:
+                raise ValueError(f"draws['{name}'] are for {len(x)} observations, but given has {count}.")
             if shape is not None and x.shape[: len(lead)] != shape:
                 raise ValueError(f"draws['{name}'] has {x.shape[: len(lead)]} draws, the others {shape}.")
             shape = x.shape[: len(lead)]
-            values[name] = jnp.asarray(x.reshape(-1, *site.shape))
+            values[name] = jnp.asarray(x.reshape(*(() if count is None else (count,)), -1, *site.shape))
         return values, shape or ()
 
     def _check_acceptance(self, counted: Mapping[str, np.ndarray]) -> None:
@@ -584,7 +699,7 @@ class Posterior:
         dims: dict[str, list[str]] = {}
         # A plate may have a name that ArviZ, or we, would use for another axis.
         plates = {p: f"{p}_plate" if p in ("chain", "draw") else p for p in self.graph.plates}
-        lead = next(d for d in ("observation", "dataset", "given") if d not in plates)
+        lead = next(d for d in _OBSERVATIONS if d not in plates)
         coords: dict[str, Any] = {plates[p]: np.arange(size) for p, size in self.graph.plates.items()}
         for name, site in self.graph.sites.items():
             axes = [plates[d] if d else f"{name}_dim_{i}" for i, d in enumerate(site.dims)]
@@ -720,8 +835,7 @@ def _combine(a: Array, b: Array) -> Array:
     return a + b if jnp.issubdtype(a.dtype, jnp.integer) else jnp.maximum(a, b)
 
 
-@eqx.filter_jit
-def _evaluate(
+def _densities(
     flow: Flow, values: Values, data: Values, steps: int | None, chunk: int
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """The log-density of draws and its standard error, in chunks that bound memory."""
@@ -745,6 +859,71 @@ def _evaluate(
 
 
 @eqx.filter_jit
+def _evaluate(
+    flow: Flow, values: Values, data: Values, steps: int | None, chunk: int
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """The densities of draws for one observation."""
+    return _densities(flow, values, data, steps, chunk)
+
+
+@eqx.filter_jit
+def _evaluate_each(
+    flow: Flow, values: Values, data: Values, steps: int | None, chunk: int
+) -> tuple[Float[Array, "observations n"], Float[Array, "observations n"]]:
+    """The densities of draws `(observations, n, ...)` for each observation, so many at once as `chunk` allows."""
+    count, n = next(iter(values.values())).shape[:2]
+    batches = -(-count // max(1, min(count, chunk // n)))
+    batch = -(-count // batches)
+    filled = jax.tree.map(lambda v: v[jnp.arange(batches * batch) % count], (values, data))
+    out = jax.lax.map(lambda x: _densities(flow, x[0], x[1], steps, chunk), filled, batch_size=batch)
+    return jax.tree.map(lambda v: v[:count], out)
+
+
+def _evaluate_on_cores(
+    flow: Flow, values: Values, data: Values, steps: int | None, chunk: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`_evaluate_each` of a share of the observations on each core."""
+    count = len(next(iter(values.values())))
+    shares = min(cores(), count)
+    which = np.arange(shares * -(-count // shares)).reshape(shares, -1) % count  # the last is filled
+    each = [
+        (flow, {n: x[w] for n, x in values.items()}, {n: x[w] for n, x in data.items()}, steps, chunk) for w in which
+    ]
+    done = on_cores(_evaluate_each, each)
+    density, error = (np.concatenate([np.asarray(part[i]) for part in done])[:count] for i in range(2))
+    return density, error
+
+
+@eqx.filter_jit
+def _climb(flow: Flow, vector: Vector, values: Values, data: Values, free: tuple[str, ...], steps: int) -> Values:
+    """Values `{site: (starts, *shape)}` from which the density was climbed in unconstrained coordinates."""
+    moves = jnp.asarray([label.site in free for label in vector.labels])
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.1, steps))
+
+    def at(u: Float[Array, " d"]) -> Values:
+        found = vector.unflatten(u, data)
+        return {name: found[name] for name in free}
+
+    def loss(u: Float[Array, " d"]) -> Float[Array, ""]:
+        return -flow.log_probs({name: x[None] for name, x in at(u).items()}, data, steps=flow.density_steps).mean()
+
+    def climb(u: Float[Array, " d"]) -> Values:
+        def step(carry: tuple, _: None) -> tuple[tuple, None]:
+            u, state, best, least = carry
+            value, gradient = jax.value_and_grad(loss)(u)
+            better = value < least
+            best, least = jnp.where(better, u, best), jnp.where(better, value, least)
+            gradient = jnp.where(moves & jnp.isfinite(gradient), gradient, 0.0)
+            change, state = optimiser.update(gradient, state)
+            return (u + change, state, best, least), None
+
+        start = (u, optimiser.init(u), u, jnp.full((), jnp.inf))
+        return at(jax.lax.scan(step, start, None, length=steps)[0][2])
+
+    return jax.lax.map(climb, jax.vmap(vector.flatten)(values))
+
+
+@eqx.filter_jit
 def _to_z(flow: Any, values: Values) -> Values:
     return flow.coordinates.to_z(values)
 
@@ -759,7 +938,7 @@ def _options(method: Method) -> dict[str, Any]:
     out = {}
     for f in fields(method):  # type: ignore[arg-type]
         value = getattr(method, f.name)
-        out[f.name] = sorted(value) if f.name == "embed" else value
+        out[f.name] = sorted(value) if f.name == "embed" else list(value) if isinstance(value, tuple) else value
     return out
 
 
