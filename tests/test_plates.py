@@ -385,6 +385,43 @@ def test_what_cannot_be_a_template_is_unrolled(program, unrolled):
     assert all(post.graph.unrolled.values())  # says why
 
 
+def closes_over_rows(key, a):
+    return a * X + jax.random.normal(key, (len(a),))
+
+
+def knows_the_position(rng, a):
+    return a + np.arange(len(a)) + rng.normal(size=len(a))
+
+
+def one_row_like_another(key, a):
+    return a * jnp.exp(0.1 * jax.random.normal(key, (len(a),)))
+
+
+def likewise_on_the_host(rng, a):
+    return a * np.exp(0.1 * rng.standard_t(2.5, size=len(a)))
+
+
+@pytest.mark.parametrize(
+    ("fn", "host", "caught"),
+    [
+        (closes_over_rows, False, True),
+        (knows_the_position, True, True),
+        (one_row_like_another, False, False),
+        (likewise_on_the_host, True, False),
+    ],
+)
+def test_simulators_that_tell_rows_apart_by_more_than_their_arguments_are_caught(fn, host, caught):
+    def program():
+        (mu,) = globals_("mu")
+        with plate("i", 12):
+            a = sample("a", Normal(mu, 1.0))
+            sample("y", cpe.Simulator(fn, a, vectorized=True, host=host))
+
+    unrolled = cpe.invert(graph_of(program)).graph.unrolled
+    assert set(unrolled) == ({"i"} if caught else set())
+    assert all("pass it what it knows of each row as an argument" in why for why in unrolled.values())
+
+
 def test_large_plates_that_differ_otherwise_are_an_error_before_anything_is_simulated(monkeypatch):
     monkeypatch.setattr(_graph, "MOST_UNLIKE", 5)
     with pytest.raises(ValueError, match=r"Plate 'i' has 12 members that are not exchangeable.*site 'y'.*array"):
@@ -536,6 +573,48 @@ def test_flows_of_such_programs_draw_and_have_a_density(program):
     assert {n: x.shape for n, x in draws.items()} == {n: (3, *graph.sites[n].shape) for n in graph.parameters}
     assert log_prob.shape == (3,)
     assert loss.shape == ()
+
+
+class Hidden(dist.Distribution):
+    """A distribution that hides its location from JAX, and has no density."""
+
+    support = dist.constraints.real
+
+    def __init__(self, hidden):
+        self.hidden = hidden
+        super().__init__(batch_shape=jnp.shape(hidden), event_shape=())
+
+    def sample(self, key, sample_shape=()):
+        return self.hidden + jax.random.normal(key, sample_shape + self.batch_shape)
+
+
+def test_distributions_that_hide_their_arrays_can_be_read():
+    def program():
+        (a,) = globals_("a")
+        with plate("i", 12):
+            sample("y", Hidden(a + jnp.zeros(12)))
+
+    assert graph_of(program).constants == {}
+
+
+def test_a_posterior_is_loaded_with_its_own_constants_only(tmp_path):
+    def program(x, group):
+        with plate("g", 4):
+            a = sample("a", Normal(0.0, 1.0))
+        with plate("i", 12):
+            sample("y", Normal(a[group] * x, 0.3))
+
+    arguments, other = (X, GROUP), (X + 0.1, GROUP)
+    simulations = cpe.simulate(program, 200, *arguments, observed=["y"], key=KEY)
+    posterior = cpe.fit(
+        program, simulations, *arguments, method=cpe.CPE(**SMALL), max_epochs=1, key=KEY, progress=False
+    )
+    posterior.save(tmp_path / "run")
+    loaded = cpe.load(tmp_path / "run", program, *arguments)
+    draws = [p.sample(5, given={"y": simulations["y"][0]}, key=KEY).posterior["a"].values for p in (posterior, loaded)]
+    assert np.array_equal(*draws)
+    with pytest.raises(ValueError, match=r"constant 'x' \(plate i\) has other values"):
+        cpe.load(tmp_path / "run", program, *other)
 
 
 # ---- posteriors known in closed form: all are linear in normal variables

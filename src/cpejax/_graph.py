@@ -281,8 +281,9 @@ class Graph:
                     parents += members[parent][i : i + 1] if aligned else members[parent]
                 mixed = tuple((m, q) for p, q in site.mixed if q != plate for m in members[p] if m in set(parents))
                 new = _member(site, plate, i) if plate in site.dims else site
-                read = tuple(p for p in parents if p not in sites or _points(new, sites[p]))
-                sites[member] = replace(new, parents=read, mixed=mixed)
+                if site.links:
+                    parents = [p for p in parents if p not in sites or _points(new, sites[p])]
+                sites[member] = replace(new, parents=tuple(parents), mixed=mixed)
         constants = {name: _without(c, plate) for name, c in self.constants.items()}
         graph = replace(
             self,

@@ -8,9 +8,11 @@ found in the program's trace, and that nothing else tells members apart is verif
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,12 +47,16 @@ class Constant:
     values: np.ndarray
     index: bool = False
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """A hash of the values, to five digits, so that the rounding of another machine does not change it."""
-        x = np.asarray(self.values, np.float64)
-        digits = [f"{v:.5g}" for v in (x + 0.0).ravel()]
-        return hashlib.sha256(",".join([str(x.shape), *digits]).encode()).hexdigest()[:16]
+        x = np.nan_to_num(np.asarray(self.values, np.float64))
+        power = np.floor(np.log10(np.abs(np.where(x == 0, 1.0, x))))
+        digits = np.round(x / 10.0 ** (power - 4))
+        whole = np.abs(digits) == 1e5  # 9.99999 and 10 are the same
+        digits, power = np.where(whole, digits / 10, digits), np.where(whole, power + 1, power)
+        code = np.stack([digits, np.where(x == 0, 0, power)]).astype("<i8").tobytes()
+        return hashlib.sha256(str(x.shape).encode() + code).hexdigest()[:16]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Constant) and self._key == other._key
@@ -210,9 +216,7 @@ class _Study:
         self.axes: dict[tuple[str, int], tuple[str | None, ...]] = {}  # (site, constant) -> the plate of each axis
         self.targets: dict[tuple[str, int], str] = {}  # (site, constant) -> the plate whose members it numbers
         self.unlike: dict[str, str] = {}
-        with numpyro.validation_enabled(False):
-            for tape in self.tapes.values():
-                tape.distribution(self.draws[0], None)
+        self.opaque = {name for name, tape in self.tapes.items() if not self._readable(name, tape)}
         self.constants = {name: [jnp.asarray(c) for c in tape.constants] for name, tape in self.tapes.items()}
         self.features = jax.jit(self._features)
         self.before = [self._evaluate(values) for values in self.draws]
@@ -253,11 +257,30 @@ class _Study:
         owner = [name for name in sorted(shapes) for _ in shapes[name]]
         return {n: _Tape(closed, [o == n for o in owner], names, trees[n]) for n in self.sites if n in trees}
 
+    def _readable(self, name: str, tape: _Tape) -> bool:
+        """Whether a site's distribution can be made from its arrays; one of the user's own may hide some from JAX."""
+        try:
+            with numpyro.validation_enabled(False):
+                _features_of(tape.distribution(self.draws[0], None), self.draws[0][name])
+        except Exception:
+            tape.constants = []
+            return False
+        return True
+
     def _features(self, values: Values, constants: Mapping[str, Any]) -> Values:
-        return {
-            name: distribution_features(tape.distribution(values, constants[name]), values[name])
+        out = {
+            name: _features_of(tape.distribution(values, constants[name]), values[name])
             for name, tape in self.tapes.items()
+            if name not in self.opaque
         }
+
+        def visit(name: str, msg: dict[str, Any]) -> None:
+            if name in self.opaque:
+                out[name] = _features_of(msg["fn"], msg["value"])
+
+        if self.opaque:
+            run(self.program, values, visit, args=self.args, kwargs=self.kwargs)
+        return out
 
     def _evaluate(self, values: Values, constants: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
         found = self.features(values, {**self.constants, **(constants or {})})
@@ -274,6 +297,10 @@ class _Study:
         for plate in self.sizes:
             if plate not in self.unlike:
                 self._check(plate)
+        for name, site in self.sites.items():
+            base = unwrap(site.fn)
+            if self.plates[name] and isinstance(base, Simulator) and base.vectorized:
+                self._check_rows(name)
         reads = {name: tuple(found) for name, found in self.index.items() if found}
         return Members(self._named(), links, reads, dict(self.unlike))
 
@@ -302,9 +329,10 @@ class _Study:
             if one.any():
                 self._add_link(name, parent, plate, next(named, _filled(index, one)), False)
             return
+        some = self.rng.permutation(size)[:4]
+        if all(self._moves(name, parent, plate, number == i).all() for i in some):
+            return  # each reads all
         reads = np.array([self._moves(name, parent, plate, number == i) for i in range(min(size, 1_000))])
-        if reads.all() or not reads.any():
-            return
         any_read = reads.any(0)
         slots = [
             index
@@ -484,19 +512,14 @@ class _Study:
             if site["type"] == "deterministic":
                 yield from _arrays(name, site["value"])
         try:
-            bound = inspect.signature(self.program).bind(*self.args, **self.kwargs)
+            function: Any = self.program
+            args, kwargs = self.args, self.kwargs
+            while isinstance(function, functools.partial):
+                function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
+            bound = inspect.signature(function).bind(*args, **kwargs)
             bound.apply_defaults()
-            for name, value in bound.arguments.items():
-                yield from _arrays(name, value)
-            function = inspect.unwrap(self.program)
-            while hasattr(function, "func"):  # a partial
-                for name, value in inspect.signature(function).bind_partial().arguments.items():
-                    yield from _arrays(name, value)
-                for name, value in function.keywords.items():
-                    yield from _arrays(name, value)
-                function = function.func
-            variables = inspect.getclosurevars(function)
-            for name, value in {**variables.nonlocals, **variables.globals}.items():
+            variables = inspect.getclosurevars(inspect.unwrap(function))
+            for name, value in {**variables.globals, **variables.nonlocals, **bound.arguments}.items():
                 yield from _arrays(name, value)
         except (TypeError, ValueError):  # not a Python function
             return
@@ -590,6 +613,69 @@ class _Study:
                     why = f"its members differ at site '{name}' by something other than constants, one for each member"
                     self._must_unroll(plate, why)
                     return
+
+    def _check_rows(self, name: str) -> None:
+        """Whether a simulator that gets all rows at once knows more of a row than its arguments."""
+        with numpyro.validation_enabled(False):
+            simulator = unwrap(self.tapes[name].distribution(self.draws[0], None))
+        assert isinstance(simulator, Simulator)
+        shape = self._batch(name)
+        members = int(np.prod(shape))
+        rows = [r.reshape(members, *r.shape[len(shape) :]) for r in simulator.rows(shape)]
+        if members > 1 and (_by_moments if simulator.host else _by_trace)(simulator, rows):
+            for plate in self.plates[name]:
+                why = f"the simulator of '{name}' (vectorized=True) tells rows apart by more than its arguments"
+                self._must_unroll(plate, f"{why}: pass it what it knows of each row as an argument")
+
+
+def _features_of(fn: dist.Distribution, value: Any) -> Any:
+    """What a distribution is for each member, `(*batch, n)`: of one that can only be sampled, its arrays."""
+    try:
+        if not isinstance(unwrap(fn), Simulator):
+            unmasked(fn).log_prob(value)
+    except NotImplementedError:
+        batch = fn.batch_shape
+        leaves = [jnp.asarray(x, float) for x in jax.tree.leaves(fn)]
+        fitting = [x.reshape(*batch, -1) for x in leaves if x.shape[: len(batch)] == batch]
+        return jnp.concatenate([jnp.zeros((*batch, 1)), *fitting], axis=-1)
+    return distribution_features(fn, value)
+
+
+def _by_trace(simulator: Simulator, rows: list[Any]) -> bool:
+    """Whether a simulator in JAX has an array of its own with a row for each member."""
+    closed = jax.make_jaxpr(simulator.fn)(jax.random.key(0), *rows)
+    walk = _Walk()
+    inputs = [_Cell(x, True) for x in (jax.random.key(0), *rows)]
+    walk(closed.jaxpr, [_Cell(c) for c in closed.consts], inputs)
+    arrays = [np.asarray(c) for c in walk.found if not jnp.issubdtype(c.dtype, jax.dtypes.prng_key)]
+    return any(c.ndim and len(c) == len(rows[0]) and not _same_along(c, 0) for c in arrays) if rows else False
+
+
+CALLS = 32
+"""Calls of a vectorized simulator on the host, whose rows all have the same arguments, to compare the rows' means."""
+
+
+def _by_moments(simulator: Simulator, rows: list[Any]) -> bool:
+    """Whether rows with the same arguments have different means: none differs by chance by 8 of its standard errors.
+
+    A simulator that takes more than a second a call, or fails, is let pass here.
+    """
+    same = [np.broadcast_to(np.asarray(r[:1]), r.shape) for r in rows]
+    out = []
+    for seed in range(CALLS):
+        began = time.monotonic()
+        try:
+            out.append(np.asarray(simulator.fn(np.random.default_rng(seed), *same), float))
+        except Exception:  # simulating says so, in the user's words
+            return False
+        if time.monotonic() - began > 1:
+            return False
+    found = np.stack(out)
+    if not np.isfinite(found).all():
+        return False
+    error = np.sqrt(found.var(0, ddof=1) / CALLS) + 1e-6 * (1 + np.abs(found).max())
+    mean = found.mean(0)
+    return bool((np.abs(mean - mean.mean(0)) > 8 * np.sqrt(error**2 + (error**2).mean(0))).any())
 
 
 def _differs(a: np.ndarray, b: np.ndarray, *, exact: bool = False, loose: bool = False) -> np.ndarray:
