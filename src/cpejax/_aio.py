@@ -176,7 +176,7 @@ class AIOFlow(Flow):
             reads = {member: set(moral[member]) for member in moral}
         else:
             sites = {name: replace(site, observed=name in given) for name, site in graph.sites.items()}
-            reads = {member: set(p) for member, p in invert(Graph(sites, graph.plates)).ground().items()}
+            reads = {member: set(p) for member, p in invert(replace(graph, sites=sites)).ground().items()}
         return np.array([[b == a or b in reads.get(a, ()) for b in self.members] for a in self.members])
 
     # Training

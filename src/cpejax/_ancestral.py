@@ -38,7 +38,20 @@ from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
 from cpejax._keys import key_words
-from cpejax._layout import Group, Layout, Reading, Run, Stage, Table, layout
+from cpejax._layout import (
+    Group,
+    Layout,
+    Reading,
+    Regression,
+    Run,
+    Stage,
+    Table,
+    layout,
+    multiplied,
+    regressed,
+    regression,
+    table_constants,
+)
 from cpejax._mixture import Mixture, linear, quantile
 from cpejax._program import Program
 from cpejax._times import Runs
@@ -96,14 +109,17 @@ class StageNet(eqx.Module):
 
     tables: list[Float[Array, "k width p"]]
     messages: list[Float[Array, "k width width"]]
+    raw: list[Float[Array, "k width r"]]
     bias: Float[Array, "k width"]
     blocks: list[Float[Array, "k width width"]]
     biases: list[Float[Array, "k width"]]
 
-    def __init__(self, stage: Stage, nodes: int, width: int, depth: int, rng: np.random.Generator):
-        fan_in = sum((r.counts for r in stage.readings), np.zeros(nodes)) + width * len(stage.messages)
-        self.tables = [_weights(rng, nodes, fan_in, width, r.columns.shape[1]) for r in stage.readings]
+    def __init__(self, group: Group, stage: Stage, nodes: int, width: int, depth: int, rng: np.random.Generator):
+        raw = [group.stages[sender].columns for sender in stage.messages if group.stages[sender].columns]
+        fan_in = sum((r.counts for r in stage.readings), np.zeros(nodes)) + width * len(stage.messages) + sum(raw)
+        self.tables = [_weights(rng, nodes, fan_in, width, r.columns.shape[-1]) for r in stage.readings]
         self.messages = [_weights(rng, nodes, fan_in, width, width) for _ in stage.messages]
+        self.raw = [_weights(rng, nodes, fan_in, width, columns) for columns in raw]
         self.bias = jnp.zeros((nodes, width))
         self.blocks = [_weights(rng, nodes, width, width, width) for _ in range(depth)]
         self.biases = [jnp.zeros((nodes, width)) for _ in range(depth)]
@@ -173,13 +189,14 @@ class FieldNet(eqx.Module):
 class GroupNet(eqx.Module):
     """All networks of a group of nodes: the stages of the context, its mixture, and the field.
 
-    The mixture is read from the context and, linearly, from what the last stage reads.
+    The mixture is read from the context and, linearly, from what the last stage reads and what was pooled as it was.
     """
 
     stages: list[StageNet]
     mixture: Float[Array, "k m width"]
     mixture_bias: Float[Array, "k m"]
     mixture_linear: list[Float[Array, "k m p"]]
+    mixture_raw: list[Float[Array, "k m r"]]
     which: Nodes
     field: FieldNet
 
@@ -195,13 +212,15 @@ class GroupNet(eqx.Module):
     ):
         nodes = len(group.nodes)
         self.which = Nodes(jnp.arange(nodes), jnp.asarray(uniform))
-        # What is pooled is computed for every member, so its networks have half the blocks.
-        depths = [depth if s.pool is None else -(-depth // 2) for s in group.stages]
-        self.stages = [StageNet(s, nodes, width, d, rng) for s, d in zip(group.stages, depths, strict=True)]
+        # What is pooled is computed for every member, so its networks have half the blocks, or none where the
+        # regression of many members on what tells them apart is read as well.
+        depths = [depth if s.pool is None else 0 if s.light else -(-depth // 2) for s in group.stages]
+        self.stages = [StageNet(group, s, nodes, width, d, rng) for s, d in zip(group.stages, depths, strict=True)]
         m = 3 * components
         self.mixture = jnp.zeros((nodes, m, width))
         self.mixture_bias = jnp.zeros((nodes, m))
-        self.mixture_linear = [jnp.zeros((nodes, m, r.columns.shape[1])) for r in group.stages[-1].readings]
+        self.mixture_linear = [jnp.zeros((nodes, m, r.columns.shape[-1])) for r in group.stages[-1].readings]
+        self.mixture_raw = [jnp.zeros((nodes, m, w.shape[-1])) for w in self.stages[-1].raw]
         self.field = FieldNet(nodes, width, hidden, rng)
 
     def nodes(self, which: Array | np.ndarray) -> GroupNet:
@@ -230,6 +249,7 @@ class AncestralFlow(Flow):
     plan: Layout = eqx.field(static=True)
     coordinates: Coordinates
     standard: dict[str, Standardise]
+    summaries: dict[str, Standardise]
     embed: dict[str, Embedding]
     groups: list[GroupNet]
     members: int = eqx.field(static=True)
@@ -265,7 +285,16 @@ class AncestralFlow(Flow):
                 one = jax.ShapeDtypeStruct(site.event_shape, jnp.result_type(float))
                 features[name] = math.prod(eqx.filter_eval_shape(self.embed[site.origin], one).shape)
         z = jax.eval_shape(self.coordinates.to_z, {name: x[0] for name, x in values.items()})
-        self.plan = layout(posterior, {n: z[sites[n].origin].shape[-1] for n in posterior.order}, features)
+        embedded = frozenset(self.embed)
+        self.summaries = {}
+        for name in regressed(posterior.graph, embedded):
+            fit = regression(posterior.graph, table_constants(posterior.graph), name)
+            first = _rows(sites[name], _pick(sites[name], values[sites[name].origin], graph)[:10_000], graph)
+            results = np.asarray(_regress(fit, self.standard[name](first)))
+            self.summaries[name] = Standardise(results, like["summaries"][name] if like else None)
+        coordinates = {n: z[sites[n].origin].shape[-1] for n in posterior.order}
+        columns = {name: s.size for name, s in self.summaries.items()}
+        self.plan = layout(posterior, coordinates, features, columns, embedded)
         rng = np.random.default_rng(key_words(key))
         uniform = self.coordinates.uniform
         self.groups = [
@@ -274,7 +303,10 @@ class AncestralFlow(Flow):
         ]
 
     def description(self) -> dict[str, Any]:
-        return {"heavy": {name: list(s.heavy) for name, s in self.standard.items()}}
+        about = {"heavy": {name: list(s.heavy) for name, s in self.standard.items()}}
+        if self.summaries:
+            about["summaries"] = {name: list(s.heavy) for name, s in self.summaries.items()}
+        return about
 
     def numbers_per_draw(self) -> int:
         width = self.groups[0].mixture.shape[2]
@@ -320,10 +352,56 @@ class AncestralFlow(Flow):
         for name, columns in features.items():
             table, where = self.plan.features[name]
             tables[table] = tables[table].at[..., where].set(columns)
+            if name in self.plan.products:
+                tables[table] = tables[table].at[..., self.plan.products[name]].set(self._products(name, columns))
+            if name in self.plan.summaries:
+                results = self.summaries[name](_regress(self.plan.regressions[name], columns))
+                to, at = self.plan.summaries[name]
+                tables[to] = tables[to].at[..., at].set(results)
             if name in self.plan.chain:
                 pair = jnp.concatenate([z[name], quantile(z[name])], axis=-1)
                 tables[table] = tables[table].at[..., self.plan.chain[name]].set(pair)
         return tables
+
+    def _products(self, name: str, features: Float[Array, "n *plates f"]) -> Float[Array, "n *plates p"]:
+        """A data site's features times the constants of each member."""
+        plates = self.plan.features[name][0].plates
+        out = []
+        for table in multiplied(self.plan.graph, self.plan.constants, name):
+            c = self._at(jnp.asarray(self.plan.constants[table]), table.plates, plates)[..., :-2]
+            out.append((features[..., :, None] * c[..., None, :]).reshape(*features.shape[:-1], -1))
+        return jnp.concatenate(out, axis=-1)
+
+    def _at(self, x: Float[Array, "n ..."], plates: tuple[str, ...], at: tuple[str, ...]) -> Float[Array, "n ..."]:
+        """A table at other plates: of a group that an index array names its columns, for each member that points to it.
+
+        Plates that it has no part in are axes of one.
+        """
+        axes = list(plates)
+        for i, plate in enumerate(plates):
+            if plate not in at:
+                inner, index = next(
+                    (o, index) for (o, g), index in self.plan.graph.nests.items() if g == plate and o in at
+                )
+                x, axes[i] = jnp.take(x, jnp.asarray(index), axis=1 + i), inner
+        x = x.transpose(0, *(1 + axes.index(p) for p in at if p in axes), x.ndim - 1)
+        sizes = iter(x.shape[1:-1])
+        return x.reshape(x.shape[0], *(next(sizes) if p in axes else 1 for p in at), x.shape[-1])
+
+    def _pool(self, x: Float[Array, "k n *plates w"], stage: Stage) -> Float[Array, "k n *left w"]:
+        """The mean over members of a plate, of all or of each group."""
+        assert stage.pool is not None
+        axis = 2 + stage.plates.index(stage.pool)
+        if stage.within is None:
+            return x.mean(axis)
+        index = self.plan.graph.nests[stage.pool, stage.within]
+        share = np.zeros((self.plan.graph.plates[stage.within], len(index)), np.float32)
+        share[index, np.arange(len(index))] = 1 / np.bincount(index)[index]
+        left = [p for p in self.plan.graph.plates if p in stage.plates or p == stage.within]
+        left.remove(stage.pool)
+        if x.shape[axis] == 1:  # the same for all members; groups without members have zero
+            x = jnp.broadcast_to(x, (*x.shape[:axis], len(index), *x.shape[axis + 1 :]))
+        return jnp.moveaxis(jnp.tensordot(x, share, axes=(axis, 1)), -1, 2 + left.index(stage.within))
 
     def _known(self, values: Values) -> tuple[Values, Tables]:
         """The coordinates and tables of parameters that are all known, `{site: (n, ...)}` with the data among them."""
@@ -345,28 +423,50 @@ class AncestralFlow(Flow):
         A table of the data may have a leading axis of 1: what is computed from it alone is then shared by all draws.
         """
         plan = self.plan.groups[group]
+        tables = self._constants | tables
 
         def read(reading: Reading, at: tuple[str, ...]) -> Float[Array, "k n *plates p"]:
             columns = jnp.asarray(reading.columns)[net.which.numbers]
+            if reading.across or not set(reading.table.plates) <= set(at):
+                x = self._at(tables[reading.table], reading.table.plates, at)
+                lead = [columns.shape[1 + reading.across.index(p)] if p in reading.across else 1 for p in at]
+                return jnp.take_along_axis(x[None], columns.reshape(len(columns), 1, *lead, -1), axis=-1)
             x = jnp.moveaxis(tables[reading.table][..., columns], -2, 0)
             sizes = iter(x.shape[2:-1])
             return x.reshape(*x.shape[:2], *(next(sizes) if p in reading.table.plates else 1 for p in at), x.shape[-1])
 
         outputs: list[Array] = []
-        for stage, weights in zip(plan.stages, net.stages, strict=True):
+        raws: dict[int, Array] = {}  # by stage
+        for number, (stage, weights) in enumerate(zip(plan.stages, net.stages, strict=True)):
             ndim = 3 + len(stage.plates)
             h = jnp.zeros((1,) * ndim)
-            for reading, w in zip(stage.readings, weights.tables, strict=True):
-                h = h + _dense(read(reading, stage.plates), w)
+            inputs = [read(reading, stage.plates) for reading in stage.readings]
+            for x, w in zip(inputs, weights.tables, strict=True):
+                h = h + _dense(x, w)
             for sender, w in zip(stage.messages, weights.messages, strict=True):
                 h = h + _dense(outputs[sender], w)
+            arrived = [raws[sender] for sender in stage.messages if sender in raws]
+            for x, w in zip(arrived, weights.raw, strict=True):
+                h = h + _dense(x, w)
             h = weights(h)
-            outputs.append(h if stage.pool is None else h.mean(2 + stage.plates.index(stage.pool)))
+            outputs.append(h if stage.pool is None else self._pool(h, stage))
+            if stage.columns:
+                raws[number] = self._pool_raw(stage, [inputs[i] for i in stage.raw] + arrived)
         mixture = _dense_first(h, net.mixture) + net.mixture_bias.T.reshape(-1, len(h), *(1,) * (ndim - 2))
-        for reading, w in zip(plan.stages[-1].readings, net.mixture_linear, strict=True):
-            mixture = mixture + _dense_first(read(reading, plan.plates), w)
+        for x, w in zip(inputs + arrived, net.mixture_linear + net.mixture_raw, strict=True):
+            mixture = mixture + _dense_first(x, w)
         hidden = _dense(h, net.field.from_context) + _lift(net.field.b1, ndim)
         return Context(hidden, Mixture.from_numbers(mixture, _lift(net.which.uniform, ndim - 1)))
+
+    def _pool_raw(self, stage: Stage, values: list[Array]) -> Array:
+        """What a stage reads, and what arrives there, pooled as it is."""
+        shape = jnp.broadcast_shapes(*(x.shape[:-1] for x in values))
+        both = jnp.concatenate([jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in values], axis=-1)
+        return self._pool(both, stage)
+
+    @property
+    def _constants(self) -> Tables:
+        return {table: jnp.asarray(x, jnp.result_type(float)) for table, x in self.plan.constants.items()}
 
     # Training
 
@@ -447,7 +547,7 @@ class AncestralFlow(Flow):
         self, rows: dict[str, Any], key: PRNGKeyArray
     ) -> Iterator[tuple[GroupNet, Float[Array, "k n *plates"], Float[Array, "k n *plates"], Context]]:
         """Of each group that has nodes: its networks, its coordinates and what is linear in them, and its context."""
-        tables = {**rows["tables"], **(self._data_tables(rows["data"]) if self.embed else {})}
+        tables = {**self._constants, **rows["tables"], **(self._data_tables(rows["data"]) if self.embed else {})}
         subset = self._subset(jax.random.fold_in(key, 1)) if self._large else {}
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
             if not len(net.which.numbers):
@@ -459,8 +559,10 @@ class AncestralFlow(Flow):
 
     @property
     def _large(self) -> dict[str, int]:
-        """The plates of whose members a step trains on some."""
-        return {p: size for p, size in self.plan.graph.plates.items() if size > 2 * self.members}
+        """The plates of whose members a step trains on some; not those of index arrays, whose groups are whole."""
+        graph = self.plan.graph
+        linked = {p for link in graph.links for p in (*link.source, link.target)}
+        return {p: size for p, size in graph.plates.items() if size > 2 * self.members and p not in linked}
 
     def _subset(self, key: PRNGKeyArray) -> dict[str, Array]:
         keys = jax.random.split(key, len(self._large))
@@ -730,6 +832,15 @@ def _matching(
     u = cos * w - sin * noise
     error = jnp.pi / 2 * weight * ((u - v) ** 2 - u**2)
     return error.mean(tuple(range(1, error.ndim))).sum()
+
+
+def _regress(fit: Regression, features: Float[Array, "n *plates f"]) -> Float[Array, "n r"]:
+    """The coefficients of each feature, and the logarithm of the mean square of what they and groups do not fit."""
+    y = features.reshape(len(features), -1, features.shape[-1])
+    coefficients = jnp.einsum("cm,nmf->nfc", fit.solve, y)
+    rest = y - jnp.einsum("mr,nrf->nmf", fit.fitted, jnp.einsum("mr,nmf->nrf", fit.fitted, y))
+    left = jnp.log((rest**2).mean(1) + 1e-12)
+    return jnp.concatenate([coefficients.reshape(len(y), -1), left], axis=-1)
 
 
 def _host(tree: Any) -> Any:

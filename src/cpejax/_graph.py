@@ -12,8 +12,10 @@ from functools import cached_property
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import numpyro.distributions as dist
 
+from cpejax._plates import Constant, Link, study
 from cpejax._program import Program, RawSite, Simulator, base_constraint, read, unwrap
 
 
@@ -28,6 +30,7 @@ class Site:
     - `parents`: the sites its distribution depends on.
     - `support`, `distribution`: as words.
     - `mixed`: pairs (parent, plate) where the site reads other members of a parent in its own plate.
+    - `links`: pairs (parent, link) where the site reads, of a parent in another plate, the member that an index names.
     - `origin`, `axes`, `index`: the program's site, its plates, and this member's position in each unrolled plate.
     """
 
@@ -39,6 +42,7 @@ class Site:
     support: str = "real"
     distribution: str = ""
     mixed: tuple[tuple[str, str], ...] = ()
+    links: tuple[tuple[str, Link], ...] = ()
     origin: str = ""
     axes: tuple[str, ...] = ()
     index: tuple[tuple[str, int], ...] = ()
@@ -66,6 +70,11 @@ class Graph:
     An edge between two sites means, for sites in a common plate, an edge between members of the same index; a site
     outside a plate is linked to every member of a site inside it.
 
+    - `constants`: what the program gives each member of some plates, besides its sites: covariates, errors, times.
+    - `links`: index arrays from one plate into another, `theta[group]`.
+    - `unlike`: plates whose members differ by more than that, and how; they cannot share weights.
+    - `unrolled`: plates that have been written out, and why.
+
     ??? example
 
         ```python
@@ -77,10 +86,16 @@ class Graph:
     sites: Mapping[str, Site]
     plates: Mapping[str, int] = field(default_factory=dict)
     unrolled: Mapping[str, str] = field(default_factory=dict)  # plate -> why
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    links: tuple[Link, ...] = ()
+    unlike: Mapping[str, str] = field(default_factory=dict)  # plate -> why
 
     @classmethod
     def from_program(cls, program: Program, *args: Any, observed: Sequence[str] | None = None, **kwargs: Any) -> Graph:
         """Read the graph off a NumPyro program, by provenance. Nothing is simulated.
+
+        What tells the members of a plate apart is found as well, and it is verified that they are exchangeable given
+        that.
 
         **Arguments:**
 
@@ -94,6 +109,9 @@ class Graph:
             if name not in data:
                 _check_parameter(name, raw[name])
         plates = {d: n for site in raw.values() for d, n in zip(site.dims, site.shape, strict=True) if d is not None}
+        members = study(program, raw, args, kwargs)
+        for plate, why in members.unlike.items():
+            _check_unlike(plate, plates[plate], why)
         sites = {
             name: Site(
                 name=name,
@@ -104,12 +122,14 @@ class Graph:
                 support=type(base_constraint(site.fn)).__name__.strip("_").lower(),
                 distribution=type(unwrap(site.fn)).__name__,
                 mixed=site.mixed,
+                links=members.reads.get(name, ()),
                 origin=name,
                 axes=tuple(d for d in site.dims if d is not None),
             )
             for name, site in raw.items()
         }
-        return cls._checked(sites, plates)
+        graph = cls._checked(sites, plates)
+        return replace(graph, constants=members.constants, links=members.links, unlike=members.unlike)
 
     @classmethod
     def from_edges(
@@ -207,8 +227,43 @@ class Graph:
                 out[parent].append(name)
         return {name: tuple(children) for name, children in out.items()}
 
+    @cached_property
+    def nests(self) -> dict[tuple[str, str], np.ndarray]:
+        """For plates `(inner, outer)` the member of the outer that each member of the inner is in, by index arrays.
+
+        Also by two arrays: if all pupils of a school have the same district, the school is in that district.
+        """
+        out = {
+            (link.source[0], link.target): link.index.values[..., 0]
+            for link in self.links
+            if len(link.source) == 1 and {link.source[0], link.target} <= self.plates.keys() - self.unlike.keys()
+        }
+        while True:
+            new: dict[tuple[str, str], np.ndarray] = {}
+            for (o, g), index in out.items():
+                for (a, d), further in out.items():
+                    if a == g and (o, d) not in out:
+                        new[o, d] = further[index]
+                    if a == o and d != g and not {(g, d), (d, g)} & (out.keys() | new.keys()):
+                        one = np.zeros(self.plates[g], index.dtype)
+                        one[index] = further
+                        if np.array_equal(one[index], further):
+                            new[g, d] = one
+            if not new:
+                return out
+            out |= new
+
+    def closure(self, plates: Iterable[str]) -> frozenset[str]:
+        """Some plates, and those that they are in by index arrays."""
+        found = set(plates)
+        return frozenset(found | {g for o, g in self.nests if o in found})
+
+    def around(self, name: str) -> frozenset[str]:
+        """All plates that a site is in, also those that an index array puts it in."""
+        return self.closure(self.sites[name].plates)
+
     def unroll(self, plate: str, why: str = "asked for") -> Graph:
-        """The same graph with one plate written out, a site for each member."""
+        """The same graph with one plate written out, a site for each member; plates it is in by index arrays too."""
         if plate not in self.plates:
             raise ValueError(f"No plate '{plate}'; the plates are {sorted(self.plates)}.")
         size = self.plates[plate]
@@ -224,18 +279,30 @@ class Graph:
                 for parent in site.parents:
                     aligned = plate in site.dims and plate in self.sites[parent].dims and parent not in coupled
                     parents += members[parent][i : i + 1] if aligned else members[parent]
-                read = set(parents)
-                mixed = tuple((m, q) for p, q in site.mixed if q != plate for m in members[p] if m in read)
+                mixed = tuple((m, q) for p, q in site.mixed if q != plate for m in members[p] if m in set(parents))
                 new = _member(site, plate, i) if plate in site.dims else site
+                if site.links:
+                    parents = [p for p in parents if p not in sites or _points(new, sites[p])]
                 sites[member] = replace(new, parents=tuple(parents), mixed=mixed)
-        plates = {p: n for p, n in self.plates.items() if p != plate}
-        return Graph(sites, plates, {**self.unrolled, plate: why})
+        constants = {name: _without(c, plate) for name, c in self.constants.items()}
+        graph = replace(
+            self,
+            sites=sites,
+            plates={p: n for p, n in self.plates.items() if p != plate},
+            unrolled={**self.unrolled, plate: why},
+            constants={name: c for name, c in constants.items() if c.plates},
+            links=tuple(link for link in self.links if plate not in link.source),
+        )
+        for target in (link.target for link in self.links if plate in link.source):
+            if target in graph.plates:
+                graph = graph.unroll(target, f"members of '{plate}', which is unrolled, point into it")
+        return graph
 
     def ground(self) -> Graph:
         """The same graph with every plate written out."""
         graph = self
         for plate in self.plates:
-            graph = graph.unroll(plate)
+            graph = graph.unroll(plate) if plate in graph.plates else graph
         return graph
 
     def to_networkx(self) -> nx.DiGraph:
@@ -248,6 +315,7 @@ class Graph:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready description, the same for the same program."""
         return {
+            **self._constants_dict(),
             "plates": dict(self.plates),
             "sites": {
                 name: {
@@ -262,6 +330,11 @@ class Graph:
                 for name, s in self.sites.items()
             },
         }
+
+    def _constants_dict(self) -> dict[str, Any]:
+        constants = {c.name: {"plates": list(c.plates), "digest": c.digest} for c in self.constants.values()}
+        links = [{"from": list(o.source), "into": o.target, "digest": o.index.digest} for o in self.links]
+        return ({"constants": constants} if constants else {}) | ({"links": links} if links else {})
 
     @cached_property
     def fingerprint(self) -> str:
@@ -289,10 +362,37 @@ class Graph:
             found, expected = mine["plates"].get(plate), other["plates"].get(plate)
             if found != expected:
                 out.append(f"plate '{plate}' has size {found}, expected {expected}")
+        return out + self._other_constants(mine, other)
+
+    def _other_constants(self, mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+        out = []
+        here, there = mine.get("constants", {}), other.get("constants", {})
+        for name in {**here, **there}:
+            if name not in here or name not in there:
+                out.append(f"constant '{name}' is {'missing' if name in there else 'new'}")
+            elif here[name] != there[name]:
+                out.append(f"constant '{name}' (plate {', '.join(here[name]['plates'])}) has other values")
+        if mine.get("links", []) != other.get("links", []):
+            words = [[f"'{'/'.join(o['from'])}' into '{o['into']}'" for o in d.get("links", [])] for d in (mine, other)]
+            out.append(f"the index arrays are {words[0]}, expected {words[1]} with the same values")
         return out
 
     def __str__(self) -> str:
-        return "\n".join(["prior program", *lines(self, self.parents, "~")])
+        return "\n".join(["prior program", *lines(self, self.parents, "~"), *self.notes()])
+
+    def notes(self) -> list[str]:
+        """A line for each constant and each index array."""
+        out = []
+        for c in self.constants.values():
+            shape = f", shape ({c.values.shape[-1]},)" if c.values.shape[-1] > 1 else ""
+            out.append(
+                f"  constant {c.name}    (plate {' × '.join(f'{p}[{self.plates[p]}]' for p in c.plates)}{shape})"
+            )
+        for link in self.links:
+            sizes = " × ".join(f"{p}[{self.plates[p]}]" for p in link.source)
+            size = f"[{self.plates[link.target]}]" if link.target in self.plates else ", unrolled"
+            out.append(f"  index    {sizes or '·'} → {link.target}{size}")
+        return out
 
     def where(self, site: Site) -> str:
         """The plates of a site with their sizes, in words."""
@@ -315,6 +415,41 @@ def listing(names: Sequence[str], most: int = 12) -> str:
     """Names with commas, or the first few of many."""
     more = f", … ({len(names)} in all)" if len(names) > most else ""
     return ", ".join(names[:most]) + more or "·"
+
+
+MOST_UNLIKE = 200
+"""Members of the largest plate that is unrolled because they differ: each then has weights of its own."""
+
+
+def _check_unlike(plate: str, size: int, why: str) -> None:
+    if size > MOST_UNLIKE:
+        raise ValueError(
+            f"Plate '{plate}' has {size} members that are not exchangeable: {why}. Members of a plate share weights, "
+            "and what tells them apart must be a row of an array for each member (a covariate, an error, a time) or an "
+            f"array of integers into another plate; up to {MOST_UNLIKE} members would be written out instead. Use such "
+            "arrays in the program, with the plate's axis in its place, or draw what is unlike in plates of its own."
+        )
+
+
+def _points(site: Site, parent: Site) -> bool:
+    """Whether a site reads this member of a parent, as far as that is known: index arrays name others."""
+    at, where = dict(site.index), dict(parent.index)
+    links = [o for name, o in site.links if name == parent.origin and o.target in where and set(o.source) <= at.keys()]
+    targets = {o.target for o in links}
+    return all(
+        where[t] in {int(o.index.values[(*(at[p] for p in o.source), 0)]) for o in links if o.target == t}
+        for t in targets
+    )
+
+
+def _without(constant: Constant, plate: str) -> Constant:
+    """A constant whose members of an unrolled plate are columns."""
+    if plate not in constant.plates:
+        return constant
+    axis = constant.plates.index(plate)
+    plates = tuple(p for p in constant.plates if p != plate)
+    values = np.moveaxis(constant.values, axis, -2)
+    return replace(constant, plates=plates, values=values.reshape(*values.shape[:-2], -1))
 
 
 def _member(site: Site, plate: str, i: int) -> Site:

@@ -43,7 +43,7 @@ class PosteriorProgram:
     def ground(self) -> dict[str, tuple[str, ...]]:
         """The parents of every single member, with the names of `graph.ground()`."""
         sites, plates = self.graph.sites, self.graph.plates
-        members = {name: list(ground_members(sites[name], plates)) for name in sites}
+        members = {name: [(m, self._within(at)) for m, at in ground_members(sites[name], plates)] for name in sites}
         out = {}
         for name in self.order:
             for member, at in members[name]:
@@ -55,9 +55,13 @@ class PosteriorProgram:
                 )
         return out
 
+    def _within(self, at: dict[str, int]) -> dict[str, int]:
+        """A member's position, with the groups that index arrays put it in."""
+        return at | {g: int(index[at[o]]) for (o, g), index in self.graph.nests.items() if o in at}
+
     def __str__(self) -> str:
         notes = [f"  plate '{p}' is unrolled: {why}" for p, why in self.graph.unrolled.items()]
-        return "\n".join(["posterior program", *lines(self.graph, self.parents, "←"), *notes])
+        return "\n".join(["posterior program", *lines(self.graph, self.parents, "←"), *self.graph.notes(), *notes])
 
 
 def invert(
@@ -109,6 +113,9 @@ def invert(
         for parent, plate in site.mixed:
             if plate in graph.plates:
                 graph = _unroll(graph, plate, f"'{name}' reads other members of '{parent}' than its own")
+    for plate, why in graph.unlike.items():
+        if plate in graph.plates:
+            graph = _unroll(graph, plate, why)
     if how == "reverse":
         return _reverse(graph)
     while True:
@@ -213,7 +220,8 @@ class _Moral:
     def __init__(self, graph: Graph, sites: list[str]):
         self.names = sorted(graph.sites, key=_natural)
         self.at = {name: i for i, name in enumerate(self.names)}
-        self.plates = [frozenset(graph.sites[n].plates) for n in self.names]
+        self.graph = graph
+        self.plates = [graph.around(n) for n in self.names]
         self.sizes = graph.plates
         self.parameters = sum(1 << self.at[n] for n in graph.parameters)
         self.adjacent = [0] * len(self.names)
@@ -250,7 +258,7 @@ class _Moral:
         for j in _bits(neighbours & self.parameters):
             if self.plates[j] - self.plates[i]:
                 why = f"members of '{self.names[j]}' depend on one another once '{name}' is summed out"
-                raise _Coupled(min(self.plates[j] - self.plates[i]), why)
+                raise _Coupled(self._innermost(self.plates[j] - self.plates[i]), why)
         self.gone |= 1 << i
         self.costs.pop(i)
         for j in _bits((neighbours | self._join(neighbours)) & ~self.gone):
@@ -258,13 +266,17 @@ class _Moral:
                 self.unknown.add(j)
         return [self.names[j] for j in _bits(neighbours)]
 
+    def _innermost(self, plates: frozenset[str]) -> str:
+        """One of some plates in which none of the others is by an index array."""
+        return min(p for p in plates if not any((q, p) in self.graph.nests for q in plates))
+
     def _join_family(self, name: str, parents: Iterable[str]) -> None:
         inside = self.plates[self.at[name]]
         for parent in parents:
             j = self.at[parent]
             if self.parameters >> j & 1 and self.plates[j] - inside:
                 why = f"'{name}', outside it, depends on all members of '{parent}'"
-                raise _Coupled(min(self.plates[j] - inside), why)
+                raise _Coupled(self._innermost(self.plates[j] - inside), why)
         self._join(sum(1 << self.at[n] for n in (name, *parents)))
 
     def _join(self, sites: int) -> int:

@@ -450,7 +450,7 @@ class _Probe:
 
             def visit(name: str, msg: dict[str, Any]) -> None:
                 if name in children:
-                    out[name] = _features(msg["fn"], msg["value"])
+                    out[name] = distribution_features(msg["fn"], msg["value"])
 
             run(program, values, visit, args=args, kwargs=kwargs)
             return out
@@ -495,25 +495,26 @@ def base_constraint(fn: dist.Distribution) -> constraints.Constraint:
     return support
 
 
-def _features(fn: dist.Distribution, value: Array) -> Array:
+def distribution_features(fn: dist.Distribution, value: Array) -> Array:
     """Numbers that change with the distribution's parameters, shape `(*batch_shape, n)`."""
     base, shape = unwrap(fn), fn.batch_shape
     if isinstance(base, Simulator):
         rows = [r.reshape((*shape, -1)).astype(float) for r in base.rows()]
         return jnp.concatenate([jnp.zeros((*shape, 1)), *rows], axis=-1)
     try:
-        return jnp.broadcast_to(_unmasked(fn).log_prob(value), shape)[..., None]
+        return jnp.broadcast_to(unmasked(fn).log_prob(value), shape)[..., None]
     except NotImplementedError:  # a distribution of the user's own that can only be sampled
         return fn(rng_key=jax.random.key(0)).reshape((*shape, -1))
 
 
-def _unmasked(fn: dist.Distribution) -> dist.Distribution:
+def unmasked(fn: dist.Distribution) -> dist.Distribution:
+    """A distribution without its masks, which change the density but not what is drawn."""
     if isinstance(fn, dist.MaskedDistribution):
-        return _unmasked(fn.base_dist)
+        return unmasked(fn.base_dist)
     if isinstance(fn, dist.ExpandedDistribution):
-        return _unmasked(fn.base_dist).expand(fn.batch_shape)
+        return unmasked(fn.base_dist).expand(fn.batch_shape)
     if isinstance(fn, dist.Independent):
-        return _unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+        return unmasked(fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
     return fn
 
 
@@ -571,4 +572,14 @@ def _folder(module: ModuleType) -> Path:
     return Path(str(module.__file__)).parent
 
 
-__all__ = ["Program", "RawSite", "Simulator", "base_constraint", "read", "run", "unwrap"]
+__all__ = [
+    "Program",
+    "RawSite",
+    "Simulator",
+    "base_constraint",
+    "distribution_features",
+    "read",
+    "run",
+    "unmasked",
+    "unwrap",
+]

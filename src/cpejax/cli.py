@@ -412,6 +412,8 @@ def graph(
         console = Console()
         console.print(_table("Prior program", prior, prior.parents, depends="depends on", distributions=True))
         console.print(_table("Posterior program", posterior.graph, posterior.parents, depends="reads"))
+        for note in prior.notes():
+            console.print(Text(" ".join(note.split())))
         for plate, why in posterior.graph.unrolled.items():
             console.print(Text(f"Plate '{plate}' is unrolled: {why}."))
         _draw(prior, posterior, out)

@@ -38,6 +38,7 @@ def graph(
 
     Circles are sites, data are shaded, boxes are plates with name and size. Both sides have the same layout, so that
     they can be compared; where a plate is unrolled in the posterior program, its members are drawn there one by one.
+    Below stand the constants that members of a plate differ by, and the index arrays between plates.
 
     **Arguments:**
 
@@ -67,7 +68,7 @@ def graph(
         left, right = _diagram(prior), _diagram(posterior.graph, reads)
     notes = [f"plate '{plate}' is unrolled: {why}" for plate, why in posterior.graph.unrolled.items()]
     panes = [
-        _Pane(prior, left, causes, "Prior program"),
+        _Pane(prior, left, causes, "Prior program", [" ".join(note.split()) for note in prior.notes()]),
         _Pane(posterior.graph, right, reads, "Posterior program", notes, dashed=True),
     ]
     foot = max(pane.foot for pane in panes)
