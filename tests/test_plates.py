@@ -557,7 +557,10 @@ def test_unrolled_effects_read_which_member_points_to_them():
         assert not np.allclose(context(flow, name, values), context(flow, name, other), rtol=1e-3)
 
 
-@pytest.mark.parametrize("program", [p for p, _, _ in PASS] + [crossed_by_index, pairs, repeated, index_of_two_plates])
+@pytest.mark.parametrize(
+    "program",
+    [groups_with_constants, three_levels, two_plates, subjects_in_groups_over_time, pairs, index_of_two_plates],
+)
 def test_flows_of_such_programs_draw_and_have_a_density(program):
     """By shapes alone: what is drawn is right elsewhere."""
     graph = graph_of(program)
@@ -573,6 +576,17 @@ def test_flows_of_such_programs_draw_and_have_a_density(program):
     assert {n: x.shape for n, x in draws.items()} == {n: (3, *graph.sites[n].shape) for n in graph.parameters}
     assert log_prob.shape == (3,)
     assert loss.shape == ()
+
+
+def test_randomness_outside_sites_is_no_constant():
+    def program():
+        (a,) = globals_("a")
+        with plate("i", 12):
+            sample("y", Normal(a + X + jax.random.normal(numpyro.prng_key(), (12,)), 1.0))
+
+    graph = graph_of(program)
+    assert set(graph.constants) == {"X"}
+    assert graph.unlike == {}
 
 
 class Hidden(dist.Distribution):

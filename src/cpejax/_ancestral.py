@@ -394,14 +394,22 @@ class AncestralFlow(Flow):
         axis = 2 + stage.plates.index(stage.pool)
         if stage.within is None:
             return x.mean(axis)
-        index = self.plan.graph.nests[stage.pool, stage.within]
-        share = np.zeros((self.plan.graph.plates[stage.within], len(index)), np.float32)
-        share[index, np.arange(len(index))] = 1 / np.bincount(index)[index]
+        index, groups = self.plan.graph.nests[stage.pool, stage.within], self.plan.graph.plates[stage.within]
         left = [p for p in self.plan.graph.plates if p in stage.plates or p == stage.within]
         left.remove(stage.pool)
-        if x.shape[axis] == 1:  # the same for all members; groups without members have zero
+        count = np.bincount(index, minlength=groups)
+        if x.shape[axis] == 1:  # the same for all members
             x = jnp.broadcast_to(x, (*x.shape[:axis], len(index), *x.shape[axis + 1 :]))
-        return jnp.moveaxis(jnp.tensordot(x, share, axes=(axis, 1)), -1, 2 + left.index(stage.within))
+        if (
+            groups * len(index) <= 10**5
+        ):  # a product, which is the faster way for a few; groups without members are zero
+            share = np.zeros((groups, len(index)), np.float32)
+            share[index, np.arange(len(index))] = 1 / count[index]
+            pooled = jnp.tensordot(x, share, axes=(axis, 1))
+        else:
+            total = jax.ops.segment_sum(jnp.moveaxis(x, axis, 0), jnp.asarray(index), groups)
+            pooled = jnp.moveaxis(total, 0, -1) / np.maximum(count, 1)
+        return jnp.moveaxis(pooled, -1, 2 + left.index(stage.within))
 
     def _known(self, values: Values) -> tuple[Values, Tables]:
         """The coordinates and tables of parameters that are all known, `{site: (n, ...)}` with the data among them."""

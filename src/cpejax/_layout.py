@@ -290,7 +290,8 @@ def regression(graph: Graph, constants: Mapping[Table, np.ndarray], name: str) -
     members = int(np.prod(shape))
     columns = [np.ones((members, 1))]
     columns += [spread(constants[t][0, ..., :-2], t.plates) for t in multiplied(graph, constants, name)]
-    groups = [spread(np.eye(graph.plates[g]), (g,)) for g in graph.around(name) - set(plates)]
+    outer = [g for g in graph.around(name) - set(plates) if graph.plates[g] * members <= 10**7]
+    groups = [spread(np.eye(graph.plates[g]), (g,)) for g in outer]
     design = np.concatenate(columns, axis=1)
     u, scale, _ = np.linalg.svd(np.concatenate([design, *groups], axis=1), full_matrices=False)
     fitted = u[:, scale > 1e-5 * scale.max()]

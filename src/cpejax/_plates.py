@@ -176,6 +176,9 @@ def _inner(eqn: Any) -> ClosedJaxpr | None:
     return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
 
 
+_KEY = "a key"  # among the names of what a site reads: randomness that the program draws outside any site
+
+
 class _Tape:
     """The distribution of one site, from the values of the sites it reads and from constants."""
 
@@ -187,7 +190,7 @@ class _Tape:
 
     def distribution(self, values: Values, constants: Sequence[Any] | None) -> dist.Distribution:
         walk = _Walk(constants)
-        inputs = [_Cell(values[n], True) for n in self.names]
+        inputs = [_Cell(jax.random.key(0) if n == _KEY else values[n], True) for n in self.names]
         outs = walk(self.jaxpr, [_Cell(c) for c in self.consts], inputs)
         leaves = [walk.use(cell) for cell in outs]
         if constants is None:
@@ -240,7 +243,7 @@ class _Study:
         wanted = [n for n in self.sites if self.plates[n] or any(self.plates[p] for p in self.sites[n].parents)]
         trees: dict[str, Any] = {}
 
-        def leaves(values: Values) -> Values:
+        def leaves(values: Values, key: Any) -> Values:
             out: Values = {}
 
             def visit(name: str, msg: dict[str, Any]) -> None:
@@ -248,12 +251,11 @@ class _Study:
                     found, trees[name] = jax.tree.flatten(unmasked(msg["fn"]))
                     out[name] = [jnp.asarray(leaf) for leaf in found]
 
-            run(self.program, values, visit, args=self.args, kwargs=self.kwargs)
+            run(self.program, values, visit, key, self.args, self.kwargs)
             return out
 
-        closed = jax.make_jaxpr(leaves)(self.draws[0])
-        shapes = jax.eval_shape(leaves, self.draws[0])
-        names = sorted(self.draws[0])  # dicts are flattened in this order
+        closed, shapes = jax.make_jaxpr(leaves, return_shape=True)(self.draws[0], jax.random.key(0))
+        names = [*sorted(self.draws[0]), _KEY]  # dicts are flattened in this order
         owner = [name for name in sorted(shapes) for _ in shapes[name]]
         return {n: _Tape(closed, [o == n for o in owner], names, trees[n]) for n in self.sites if n in trees}
 
@@ -599,7 +601,9 @@ class _Study:
                     c = back.astype(c.dtype)[c]
                 constants[name][number] = jnp.asarray(c)
             after = self._evaluate(values, constants)
-            for name in self.tapes:
+            for name, tape in self.tapes.items():
+                if _KEY in tape.names:
+                    continue  # what is drawn outside any site is another value for each member
                 before = self.before[trial][name]
                 linked = {parent for parent, o in self.index[name] if o.target == plate}
                 if plate in self.plates[name]:
