@@ -143,9 +143,7 @@ def test_the_error_of_a_host_simulator_is_readable(vectorized):
     with pytest.raises(RuntimeError) as caught:
         cpe.simulate(host(fragile, vectorized=vectorized), 100, key=KEY)
     where = "" if vectorized else r", called with \(\d\.\d+, -?\d\.\d+\)"
-    assert caught.match(
-        rf"^Site 'y': simulator 'fragile'{where} raised ValueError: the step size became zero\. Mend it"
-    )
+    assert caught.match(rf"^Site 'y': simulator 'fragile'{where} raised ValueError: the step size became zero\. Fix it")
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.__cause__.__traceback__ is not None
 
