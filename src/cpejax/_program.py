@@ -44,7 +44,8 @@ class Simulator(dist.Distribution):
     - `vectorized`: `fn` takes all rows at once: each argument has a leading axis over rows, and so has the result.
         Rows must not influence one another. On the host all rows of a call share one `rng`.
     - `host`: `fn` is NumPy, or anything else that JAX cannot trace; it is called through `jax.pure_callback`. It
-        gets float64; what it returns is copied, and kept in float64 by `cpe.simulate`; masked entries of a masked array become NaN.
+        gets float64; what it returns is copied, and kept in float64 by `cpe.simulate`; masked entries of a masked array
+        become NaN.
     - `event_dims`: the number of row axes of each argument, for the case where the rule above is ambiguous (a vector of
         8 numbers that every member of a plate of 8 should see whole has `event_dims` 1).
 

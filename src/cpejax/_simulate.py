@@ -361,8 +361,8 @@ def finite(
             raise ValueError(
                 f"{what}. More than {100 * max_invalid:g} % are an error: if they are accidents, leaving them out "
                 "biases the posterior, away from where they happen. Fix the simulator there, or choose a prior that "
-                "does not reach such values. If they are outcomes of the model that are not observed, they do no harm: give "
-                "cpe.simulate a larger max_invalid."
+                "does not reach such values. If they are outcomes of the model that are not observed, they do no harm: "
+                "give cpe.simulate a larger max_invalid."
             )
         _say(console, f"{what}. They are left out.")
     return Simulations({name: np.asarray(x)[every] for name, x in values.items()}, graph, bad)
