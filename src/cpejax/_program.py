@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import sys
 import threading
 import time
 import traceback
@@ -299,6 +300,11 @@ class Run(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "control_flow":
             raise ValueError(_HIDDEN.format("uses numpyro.contrib.control_flow (scan or cond)"))
+        if msg["type"] == "prng_key" and _asked_by_block():
+            raise ValueError(
+                "numpyro.handlers.block hides a sample site of the program, so what depends on it cannot be seen. "
+                "Remove the block (the draws of a site may be ignored), or draw it inside a cpe.Simulator."
+            )
         if msg["type"] == "param":
             raise ValueError(
                 f"Site '{msg['name']}' is a numpyro.param, which has no prior. "
@@ -352,6 +358,14 @@ class Centred(Messenger):
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and msg["name"] in self.offset:
             msg["value"] = msg["value"] + jnp.asarray(self.offset[msg["name"]], jnp.result_type(float))
+
+
+def _asked_by_block() -> bool:
+    """Whether a key is asked for by `numpyro.handlers.block`, which does so for a site that it hides."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code is not handlers.block.process_message.__code__:
+        frame = frame.f_back
+    return frame.f_code is handlers.block.process_message.__code__
 
 
 def _check_site(msg: dict[str, Any]) -> None:
