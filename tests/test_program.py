@@ -813,6 +813,7 @@ def test_members_that_differ_by_a_mask_do_not_share_weights():
     [
         ("chain", "A site is called 'chain', which is the name of an axis of draws"),
         ("draw", "A site is called 'draw'"),
+        ("observation", "A site is called 'observation'"),
         ("a/b", r"Site 'a/b' has a '/' in its name.*divider='\.'"),
         ("", "A site has an empty name"),
     ],

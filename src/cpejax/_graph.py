@@ -27,6 +27,9 @@ from cpejax._program import (
     unwrap,
 )
 
+AXES = ("chain", "draw", "observation")
+"""The axes of draws, which no site can be called; a plate of that name becomes the axis `…_plate`."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -573,8 +576,8 @@ def _check_masks(raw: Mapping[str, RawSite]) -> None:
 def _check_names(names: Sequence[str]) -> None:
     """Names that draws, which are an ArviZ DataTree, cannot have."""
     for name in names:
-        if name in ("chain", "draw"):
-            raise ValueError(f"A site is called '{name}', which is the name of an axis of draws in ArviZ. Rename it.")
+        if name in AXES:
+            raise ValueError(f"A site is called '{name}', which is the name of an axis of draws. Rename it.")
         if not name:
             raise ValueError("A site has an empty name. Give it one: numpyro.sample('name', ...).")
         if "/" in name:

@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from cpejax._coordinates import Coordinates, Values
 from cpejax._cores import WIDE, cores, known, on_cores
 from cpejax._flow import Flow, Method, Solver, count_weights
-from cpejax._graph import Graph
+from cpejax._graph import AXES, Graph
 from cpejax._keys import check_key, key_words
 from cpejax._methods import CPE, METHODS
 from cpejax._probe import Probe, Prober
@@ -394,7 +394,7 @@ class Posterior:
         **Returns:** an ArviZ DataTree: `posterior` with the program's names, shapes and plates (dims `chain, draw`,
         then `observation` where there are many), and `observed_data`. Attributes of `posterior` say how it was made.
         Draws that are not finite are never returned: a `FloatingPointError` says of which parameters they are.
-        Deterministic sites of the program are there too. A plate that is called like a site has the axis `…_plate`.
+        Deterministic sites of the program are there too. A plate that is called like a site or an axis is `…_plate`.
 
         ??? example
 
@@ -760,19 +760,18 @@ class Posterior:
     ) -> xr.DataTree:
         dims: dict[str, list[str]] = {}
         # ArviZ would take a site for the coordinates of an axis of the same name.
-        taken = {"chain", "draw", *self.graph.sites, *self.graph.deterministics}
+        taken = {*AXES, *self.graph.shapes}
         plates = {p: f"{p}_plate" if p in taken else p for p in self.graph.plates}
         while clash := taken & set(plates.values()):
             plates = {p: f"{d}_" if d in clash else d for p, d in plates.items()}
         taken |= set(plates.values())
-        lead = next(d for d in ("observation", "dataset", "given", "observation_") if d not in taken)
         coords: dict[str, Any] = {plates[p]: np.arange(size) for p, size in self.graph.plates.items()}
         known = {name: site.dims for name, site in self.graph.sites.items()}
         known |= {name: site.dims for name, site in self.graph.deterministics.items()}
         for name, axes_of in known.items():
             axes = [plates.get(d or "", f"{name}_dim_{i}") for i, d in enumerate(axes_of)]
             axes = [f"{axis}_" if axis in taken and axis not in plates.values() else axis for axis in axes]
-            dims[name] = [lead, *axes] if many else axes
+            dims[name] = ["observation", *axes] if many else axes
         whole = {name: self._whole(name, np.asarray(x)) for name, x in data.items()}
         observed = {name: self._seen(name, x if many else np.asarray(x[0])) for name, x in whole.items()}
         # (observation, draw, ...) to (chain, draw, observation, ...)
