@@ -158,5 +158,6 @@ def test_code_is_what_matters():
     assert code_of(first) == code_of(same)
     assert code_of(make(1)[1]) == code_of(make(1)[1])
     assert code_of(make(1)[1]) != code_of(make(2)[1])
+    assert code_of(make([1])[1]) == code_of(make([2])[1])  # a list may be a state, such as a count of calls
     assert code_of(functools.partial(first, 1)) != code_of(functools.partial(first, 2))
     assert code_of(np.random.default_rng) == code_of(np.random.default_rng)  # no Python code at all

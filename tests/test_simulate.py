@@ -365,21 +365,29 @@ def test_a_checkpoint_does_not_mix_programs(tmp_path, options, differ):
 
 
 def test_a_checkpoint_resumes(tmp_path):
-    count = {"n": 0, "most": 250}
+    most = [250]
 
-    def simulator(rng, a):
-        count["n"] += 1
-        if count["n"] > count["most"]:
-            raise KeyboardInterrupt
-        return 1e9 + a + rng.normal()
+    def counting():
+        calls = 0
+
+        def simulator(rng, a):
+            nonlocal calls  # what it holds when it is first called is what tells it from another
+            calls += 1
+            if calls > most[0]:
+                raise KeyboardInterrupt
+            return 1e9 + a + rng.normal()
+
+        return measured(simulator=simulator), lambda: calls
 
     arguments = {"observed": ["x", "u", "y"], "key": KEY}
-    program = measured(simulator=simulator)
+    program, _ = counting()
     with pytest.raises(KeyboardInterrupt):
         cpe.simulate(program, 500, **arguments, checkpoint=tmp_path)
-    count.update(n=0, most=10_000)
+    most[0] = 10_000
+    program, calls = counting()
     resumed = cpe.simulate(program, 500, **arguments, checkpoint=tmp_path)
-    assert count["n"] == 250
+    assert calls() == 250
+    program, _ = counting()
     assert same(resumed, cpe.simulate(program, 500, **arguments))
     assert resumed["y"].dtype == np.float64
 

@@ -83,7 +83,7 @@ class Prober:
                 is_delta = isinstance(base, dist.Delta)
                 densities[name] = base.v if is_delta else distribution_features(fn, msg["value"])
                 if isinstance(base, Simulator) and base.host:
-                    self.code[name] = code_of(base.fn)
+                    self.code.setdefault(name, code_of(base.fn))
                 elif isinstance(base, Simulator):
                     draws[name] = fn(rng_key=jax.random.key(0))
 
@@ -176,12 +176,12 @@ def _content(cell: Any) -> Any:
 
 
 def _constant(x: Any) -> bytes:
-    """Numbers, text and arrays by their value; anything else by its type."""
+    """Numbers, text and arrays by their value; anything else by its type, for lists and the like may be a state."""
     if isinstance(x, np.ndarray | np.generic | jax.Array) and not isinstance(x, jax.core.Tracer):
         array = np.asarray(x)
         return f"{array.dtype} {array.shape}".encode() + (array.tobytes() if array.dtype.kind in "fiubc" else b"")
     if isinstance(x, int | float | complex | str | bytes | None):
         return repr(x).encode()
-    if isinstance(x, tuple | list):
+    if isinstance(x, tuple):
         return b"(" + b",".join(map(_constant, x)) + b")"
     return type(x).__qualname__.encode()

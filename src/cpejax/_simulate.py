@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cpejax._graph import Graph
 from cpejax._keys import check_key, key_words
-from cpejax._probe import Probe, Prober
+from cpejax._probe import Probe, Prober, code_of
 from cpejax._program import Program, Simulator, is_masked, mask_of, run, unwrap
 from cpejax._store import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
@@ -191,6 +191,7 @@ def simulate(
     chunk = -(-n // -(-n // most))
     parts: list[dict[str, np.ndarray]] = []
     prober = Prober(bound, graph)
+    prober.code |= {str(s.site): code_of(s.fn) for s in simulators if s.host}  # before calls change what it holds
     store = None if checkpoint is None or chunk == n else _Parts(Path(checkpoint), prober, n, chunk, key, given)
     console = Console(stderr=True)
     shown = host and (console.is_terminal if progress is None else progress)
