@@ -306,7 +306,9 @@ def test_failures_can_be_nan(capsys, vectorized):
         return a + b
 
     program = host(fragile, vectorized=vectorized)
-    with pytest.raises(RuntimeError, match=r"ZeroDivisionError: too large\. Fix it there, or give on_error='nan'"):
+    with pytest.raises(
+        RuntimeError, match=r"ZeroDivisionError: too large\. Fix it there, or let it return NaN, which .*on_error='nan'"
+    ):
         cpe.simulate(program, 200, key=KEY)
     drawn = cpe.simulate(program, 200, key=KEY, on_error="nan")
     prior = cpe.simulate(host(lambda rng, a, b: a), 200, key=KEY)["a"]

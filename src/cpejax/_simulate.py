@@ -339,7 +339,8 @@ def _explain(simulators: Sequence[Simulator]) -> None:
         if simulator.failure is not None:
             cause, words = simulator.failure
             raise RuntimeError(
-                f"{words}. Fix it there, or give on_error='nan': such simulations are then counted and left out."
+                f"{words}. Fix it there, or let it return NaN, which cpe.simulate(..., on_error='nan') does for it: "
+                "such simulations are counted and left out."
             ) from cause
 
 
