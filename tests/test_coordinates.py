@@ -312,7 +312,7 @@ def everything():
     numpyro.sample("bound", dist.Uniform(mu - tau, mu + 2 * tau))
     vector = numpyro.sample("vector", dist.Normal(jnp.arange(2.0), tau + 0.1))
     numpyro.sample("walk", dist.GaussianRandomWalk(tau, 3))
-    numpyro.sample("masked", dist.Exponential(tau + 0.1).mask(False))
+    numpyro.sample("masked", dist.Exponential(tau + 0.1).mask(True))
     with numpyro.plate("outer", 3, dim=-2):
         shift = numpyro.sample("shift", dist.Laplace(mu, 1.0))
         with numpyro.plate("inner", 4, dim=-1):

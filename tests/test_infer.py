@@ -563,7 +563,7 @@ def test_model_files_that_cannot_be_used(here, more, message):
     [
         (
             "raise OSError('no licence')",
-            r"simulator 'simulator', called with \(.*\) raised OSError: no licence. Mend it",
+            r"simulator 'simulator', called with \(.*\) raised OSError: no licence. Fix it",
         ),
         ("return np.zeros(3)", r"Site 'y': simulator 'simulator'.* returned shape \(3,\), expected \(2,\)"),
         ("return np.full(2, np.nan)", r"20 of 20 simulations \(100.0 %\) are not finite; the first bad site is 'y'"),

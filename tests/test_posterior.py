@@ -171,8 +171,8 @@ def test_a_plate_may_be_called_what_we_call_an_axis(posterior):
 
     other = replace(posterior, graph=cpe.Graph.from_program(program, observed=["x"]))
     drawn = other._to_tree({"a": np.zeros((4, 5))}, {"x": jnp.zeros((4, 3, 2))}, True, {})
-    assert drawn["posterior"]["a"].dims == ("chain", "draw", "dataset")
-    assert drawn["observed_data"]["x"].dims == ("dataset", "draw_plate", "observation")
+    assert drawn["posterior"]["a"].dims == ("chain", "draw", "observation")
+    assert drawn["observed_data"]["x"].dims == ("observation", "draw_plate", "observation_plate")
 
 
 # ---- densities
@@ -620,7 +620,7 @@ def test_another_json(saved, text):
 def test_another_format(saved):
     about = json.loads((saved / "posterior.json").read_text())
     (saved / "posterior.json").write_text(json.dumps({**about, "format": 99}))
-    with pytest.raises(ValueError, match="has format 99, this version of cpejax reads format 1"):
+    with pytest.raises(ValueError, match="has format 99, this version of cpejax reads format 2"):
         cpe.load(saved, groups)
 
 

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
+from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
 import cpejax as cpe
 from cpejax._program import read, run, unwrap
@@ -604,3 +605,232 @@ def test_run_takes_values_as_given_and_draws_the_rest():
     assert run(program, {"y": 5.0}) == 5
     assert run(program, {}) == run(program, {})
     assert run(program, {}) != run(program, {}, key=jax.random.key(1))
+
+
+# ---- handlers around a program, or in it
+
+
+def eight(mask=None):
+    """Means of three groups; `mask` is around the data."""
+    mu = sample("mu", Normal(0.0, 3.0))
+    with numpyro.plate("i", 3):
+        theta = sample("theta", Normal(mu, 1.0))
+        with handlers.mask(mask=True if mask is None else mask):
+            sample("y", Normal(theta, 1.0), obs=jnp.zeros(3))
+
+
+def graph_of(program, **options):
+    return cpe.Graph.from_program(program, **options)
+
+
+def test_condition_makes_data_as_obs_does():
+    graph = graph_of(handlers.condition(eight, data={"theta": jnp.ones(3)}))
+    assert graph.data == ("theta", "y")
+    drawn = cpe.simulate(handlers.condition(eight, data={"theta": jnp.ones(3)}), 20, key=jax.random.key(0))
+    assert len(np.unique(drawn["theta"])) == 60  # simulated anew
+    with pytest.raises(ValueError, match=r"'mu' depends on no parameter.*write its value in its place instead of obs="):
+        graph_of(handlers.condition(eight, data={"mu": 1.0}))
+
+
+def test_do_cuts_a_site_off():
+    program = handlers.do(eight, data={"mu": 40.0})
+    assert graph_of(program).parents == {"mu": (), "theta": (), "y": ("theta",)}
+    drawn = cpe.simulate(program, 100, key=jax.random.key(0))
+    assert abs(drawn["theta"].mean() - 40) < 1
+    assert abs(drawn["mu"].mean()) < 2  # drawn from its prior, and read by nothing
+
+
+@pytest.mark.parametrize(
+    ("config", "site"), [(LocScaleReparam(0), "theta_decentered"), (TransformReparam(), "theta_base")]
+)
+def test_reparam_makes_the_old_site_deterministic(config, site):
+    def program():
+        mu = sample("mu", Normal(0.0, 3.0))
+        with numpyro.plate("i", 3):
+            shift = dist.transforms.AffineTransform(mu, 1.0)
+            loc_scale = isinstance(config, LocScaleReparam)
+            fn = Normal(mu, 1.0) if loc_scale else dist.TransformedDistribution(Normal(0.0, 1.0), shift)
+            theta = sample("theta", fn)
+            sample("y", Normal(theta, 1.0), obs=jnp.zeros(3))
+
+    decentred = handlers.reparam(program, config={"theta": config})
+    graph = graph_of(decentred)
+    assert graph.parameters == ("mu", site)
+    assert graph.deterministics["theta"].shape == (3,)
+    drawn = cpe.simulate(decentred, 50, key=jax.random.key(0))
+    np.testing.assert_allclose(drawn["theta"], drawn["mu"][:, None] + drawn[site], rtol=1e-5, atol=1e-6)
+
+
+def test_lift_gives_a_param_a_prior():
+    def program():
+        mu = numpyro.param("mu", 1.0)
+        sample("y", Normal(mu, 1.0), obs=0.0)
+
+    graph = graph_of(handlers.lift(program, prior={"mu": Normal(0.0, 1.0)}))
+    assert graph.parameters == ("mu",)
+    with pytest.raises(ValueError, match=r"'mu' is a numpyro\.param, which has no prior"):
+        graph_of(program)
+
+
+def with_key_of_its_own():
+    sample("y", Normal(sample("mu", Normal(0.0, 1.0), rng_key=jax.random.key(0)), 1.0), obs=0.0)
+
+
+def test_block_may_hide_what_is_not_drawn():
+    hidden = handlers.block(eight, hide_fn=lambda msg: msg["type"] == "deterministic")
+    assert graph_of(hidden).parameters == ("mu", "theta")
+
+    def program():  # documented: randomness beside the sites belongs to the one that uses it
+        noise = jax.random.normal(numpyro.prng_key())
+        sample("y", Normal(sample("mu", Normal(0.0, 1.0)) + noise, 1.0), obs=0.0)
+
+    assert graph_of(program).parents == {"mu": (), "y": ("mu",)}
+
+
+def with_a_factor():
+    mu = sample("mu", Normal(0.0, 1.0))
+    numpyro.factor("weight", -(mu**2))
+    sample("y", Normal(mu, 1.0), obs=0.0)
+
+
+def with_a_subsample():
+    mu = sample("mu", Normal(0.0, 1.0))
+    with numpyro.plate("i", 10, subsample_size=5):
+        sample("y", Normal(mu, 1.0), obs=jnp.zeros(5))
+
+
+def half_observed():
+    mu = sample("mu", Normal(0.0, 1.0))
+    with numpyro.plate("i", 2):
+        sample("y", Normal(mu, 1.0), obs=jnp.zeros(2), obs_mask=jnp.array([True, False]))
+
+
+def masked_at_random():
+    mu = sample("mu", Normal(0.0, 1.0))
+    with numpyro.plate("i", 2), handlers.mask(mask=jnp.arange(2) < mu):
+        sample("y", Normal(mu, 1.0), obs=jnp.zeros(2))
+
+
+def masked_and_read():
+    mu = sample("mu", Normal(0.0, 1.0))
+    with numpyro.plate("i", 2):
+        with handlers.mask(mask=jnp.array([True, False])):
+            y = sample("y", Normal(mu, 1.0), obs=jnp.zeros(2))
+        sample("z", Normal(y + mu, 1.0), obs=jnp.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            handlers.substitute(eight, data={"mu": 1.0}),
+            "'mu' is given a value by numpyro.handlers.substitute or replay",
+        ),
+        (handlers.seed(eight, 0), "'mu' has a random key of its own .*every simulation would draw the same value"),
+        (with_key_of_its_own, "'mu' has a random key of its own"),
+        (handlers.block(eight, hide=["mu"]), r"numpyro\.handlers\.block hides a sample site"),
+        (handlers.scale(eight, scale=2.0), r"'mu' is weighted by numpyro\.handlers\.scale"),
+        (with_a_factor, r"'weight' is a numpyro\.factor"),
+        (with_a_subsample, "Plate 'i' subsamples 5 of 10 members"),
+        (half_observed, "'y_unobserved' is masked .*obs_mask"),
+        (handlers.mask(eight, mask=False), "Parameter 'mu' is masked .*Mask the data alone"),
+        (masked_at_random, "'y' has a mask that depends on mu.*must be a constant"),
+        (masked_and_read, "'z' reads data site 'y', some of whose values are masked"),
+    ],
+)
+def test_handlers_that_cannot_be_simulated_are_refused(program, message):
+    with pytest.raises(ValueError, match=message):
+        graph_of(program)
+
+
+# ---- masks
+
+
+def test_a_constant_mask_is_known_and_its_values_are_zero():
+    kept = np.array([True, False, True])
+    graph = graph_of(lambda: eight(kept))
+    assert np.array_equal(graph.sites["y"].kept, kept)
+    assert graph.sites["theta"].kept is None
+    assert graph_of(eight).sites["y"].kept is None
+    drawn = cpe.simulate(lambda: eight(jnp.arange(3) != 1), 50, key=jax.random.key(0))  # computed in the program
+    assert (drawn["y"][:, 1] == 0).all()
+    assert (drawn["y"][:, [0, 2]] != 0).all()
+    assert np.array_equal(graph.without_masked({"y": [1.0, np.nan, 3.0]})["y"], [1.0, 0.0, 3.0])
+    assert graph.fingerprint != graph_of(eight).fingerprint
+    assert graph_of(eight).differences(graph.to_dict()) == ["site 'y' has mask None, expected [1]"]
+
+
+def test_masks_of_events_and_of_distributions():
+    def program():
+        a = sample("a", Normal(0.0, 1.0))
+        inner = Normal(a, 1.0).expand([2, 3]).mask(jnp.array([True, False, True])).to_event(1)
+        sample("y", inner.mask(jnp.array([True, False])), obs=jnp.zeros((2, 3)))
+        with numpyro.plate("i", 2), handlers.mask(mask=jnp.array([False, True])):
+            sample("z", Normal(a * jnp.ones(3), 1.0).to_event(1), obs=jnp.zeros((2, 3)))
+
+    graph = graph_of(program)
+    assert graph.sites["y"].kept.tolist() == [[True, False, True], [False] * 3]
+    assert graph.sites["z"].kept.tolist() == [[False] * 3, [True] * 3]
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_a_masked_simulator_still_gets_its_rows(host):
+    def simulator(_, theta):
+        assert np.shape(theta) == ()
+        return 1e3 + theta
+
+    def program():
+        with numpyro.plate("i", 3):
+            theta = sample("theta", Normal(0.0, 1.0))
+            with handlers.mask(mask=jnp.array([True, False, True])):
+                sample("y", cpe.Simulator(simulator, theta, host=host))
+
+    drawn = cpe.simulate(program, 20, key=jax.random.key(0))
+    np.testing.assert_allclose(drawn["y"], [1, 0, 1] * (1e3 + drawn["theta"]), rtol=1e-6)
+    assert graph_of(program).sites["y"].kept.tolist() == [True, False, True]
+
+
+def test_members_that_differ_by_a_mask_do_not_share_weights():
+    kept = np.array([True, False, True])
+    assert "i" in cpe.invert(graph_of(lambda: eight(kept))).graph.unrolled
+    assert not cpe.invert(graph_of(lambda: eight(np.zeros(3, bool)))).graph.unrolled  # all alike
+
+    def pooled():
+        mu = sample("mu", Normal(0.0, 3.0))
+        with numpyro.plate("i", 3), handlers.mask(mask=kept):
+            sample("y", Normal(mu, 1.0), obs=jnp.zeros(3))
+
+    assert not cpe.invert(graph_of(pooled)).graph.unrolled  # what is hidden adds a constant
+    members = graph_of(pooled).unroll("i").sites
+    assert [members[f"y[{i}]"].kept is None for i in range(3)] == [True, False, True]
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("chain", "A site is called 'chain', which is the name of an axis of draws"),
+        ("draw", "A site is called 'draw'"),
+        ("observation", "A site is called 'observation'"),
+        ("a/b", r"Site 'a/b' has a '/' in its name.*divider='\.'"),
+        ("", "A site has an empty name"),
+    ],
+)
+def test_names_that_draws_cannot_have_are_refused_first(name, message):
+    def program():
+        sample("y", Normal(sample(name, Normal(0.0, 1.0)), 1.0), obs=0.0)
+
+    with pytest.raises(ValueError, match=message):
+        graph_of(program)
+
+
+def test_two_deterministic_sites_of_one_name():
+    def program():
+        a = sample("a", Normal(0.0, 1.0))
+        numpyro.deterministic("a", a + 1)
+        sample("y", Normal(a, 1.0), obs=0.0)
+
+    with pytest.raises(ValueError, match="Two sites are called 'a', one of them deterministic"):
+        graph_of(program)

@@ -1,11 +1,16 @@
 """Simulations: the program's own law and shapes, on the device and on the host, and what is said of bad ones."""
 
+import subprocess
+import sys
+import traceback
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from arviz_base import from_dict
 from scipy import stats
 
 import cpejax as cpe
@@ -143,9 +148,7 @@ def test_the_error_of_a_host_simulator_is_readable(vectorized):
     with pytest.raises(RuntimeError) as caught:
         cpe.simulate(host(fragile, vectorized=vectorized), 100, key=KEY)
     where = "" if vectorized else r", called with \(\d\.\d+, -?\d\.\d+\)"
-    assert caught.match(
-        rf"^Site 'y': simulator 'fragile'{where} raised ValueError: the step size became zero\. Mend it"
-    )
+    assert caught.match(rf"^Site 'y': simulator 'fragile'{where} raised ValueError: the step size became zero\. Fix it")
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.__cause__.__traceback__ is not None
 
@@ -153,6 +156,278 @@ def test_the_error_of_a_host_simulator_is_readable(vectorized):
 def test_a_host_simulator_of_another_shape():
     with pytest.raises(RuntimeError, match=r"Site 'y'.*returned shape \(3,\), expected \(\)"):
         cpe.simulate(host(lambda rng, a, b: np.zeros(3)), 100, key=KEY)
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_an_array_that_a_simulator_uses_again_is_copied(vectorized):
+    out = np.zeros((4, 1) if vectorized else 1)  # 4: the rows of a chunk
+
+    def simulator(rng, a, b):
+        out[:] = (a + b)[..., None]
+        return out
+
+    drawn = cpe.simulate(host(simulator, event_shape=(1,), vectorized=vectorized), 100, key=KEY)
+    np.testing.assert_allclose(drawn["y"][..., 0], drawn["a"][:, None] + drawn["b"], rtol=1e-5, atol=1e-6)
+
+
+def test_masked_entries_are_not_finite_and_complex_ones_an_error(capsys):
+    def masked(rng, a, b):
+        return np.ma.masked_array(7.0, mask=a > 1.7)
+
+    drawn = cpe.simulate(host(masked), 200, key=KEY)
+    assert drawn.dropped > 0
+    assert drawn["a"].max() <= 1.7
+    assert (drawn["y"] == 7.0).all()
+    assert "are not finite" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match=r"Site 'y'.*returned complex values, expected real ones"):
+        cpe.simulate(host(lambda rng, a, b: a + 1j), 100, key=KEY)
+
+    def in_jax():
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", cpe.Simulator(lambda key, a: a + 1j, a))
+
+    with pytest.raises(ValueError, match=r"Site 'y'.*returned complex values, expected real ones"):
+        cpe.simulate(in_jax, 100, key=KEY)
+
+
+def test_data_of_the_host_keep_their_digits():
+    drawn = cpe.simulate(host(lambda rng, a, b: 1e9 + a + b), 100, key=KEY)
+    assert drawn["y"].dtype == np.float64
+    np.testing.assert_allclose(drawn["y"] - 1e9, drawn["a"][:, None] + drawn["b"].astype(float), atol=1e-5)
+
+
+def far_away(shift):
+    def program():
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(jnp.stack([a, shift + a]), 1.0).to_event(1))
+        numpyro.sample("flag", dist.Delta(jnp.where(a > -2, 1.0, 0.0)))  # few values, but not for want of digits
+
+    return program
+
+
+@pytest.mark.parametrize("shift", [1e7, 1e9])
+def test_values_without_digits_are_said(capsys, shift):
+    cpe.simulate(far_away(shift), 500, observed=["y", "flag"], key=KEY)
+    said = capsys.readouterr().err
+    assert "Warning: 1 of 2 values of site 'y' have no digits left: float32 has steps of" in said
+    assert "'flag'" not in said
+    assert "'a'" not in said
+    cpe.simulate(far_away(1e3), 500, observed=["y", "flag"], key=KEY)
+    assert capsys.readouterr().err == ""
+
+
+def test_offsets_are_the_same_for_all_members_if_that_will_do():
+    graph = cpe.Graph.from_edges({"y": ["a"], "z": ["a"]}, ["y", "z"], {"y": ["i"], "z": ["i"]}, {"i": 3})
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(500, 3))
+    values = {"a": noise[:, 0], "y": 1e9 + noise, "z": 1e9 * np.arange(1.0, 4.0) + noise}
+    found = _simulate.offsets(values, graph)
+    assert len(np.unique(found["y"])) == 1
+    np.testing.assert_allclose(found["z"], 1e9 * np.arange(1.0, 4.0), atol=1)
+    assert _simulate.offsets({**values, "y": 10 + noise, "z": noise}, graph) == {}
+    counts = {"a": noise[:, 0], "y": np.int64(10**9) + rng.poisson(9, (500, 3)), "z": rng.poisson(9, (500, 3))}
+    assert list(_simulate.offsets(counts, graph)) == ["y"]
+
+
+# ---- Ctrl-C, and errors
+
+
+def interrupted_at(call):
+    calls = []
+
+    def simulator(rng, a, b):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return a
+
+    return host(simulator)
+
+
+def test_ctrl_c_returns_what_is_finished(capfd):
+    drawn = cpe.simulate(interrupted_at(81), 500, key=KEY)  # 10 simulations of a plate of 2 in a part
+    assert drawn.n == 40
+    assert drawn.interrupted
+    said = capfd.readouterr().err
+    assert said.strip() == "Interrupted: 40 of 500 simulations are finished, and returned."
+    with pytest.raises(KeyboardInterrupt, match="after 0 of 500"):
+        cpe.simulate(interrupted_at(5), 500, key=KEY)
+    with pytest.raises(KeyboardInterrupt, match="after 40 of 500"):  # each value belongs to a simulation
+        cpe.simulate(interrupted_at(81), 500, key=KEY, values={"a": np.zeros(500)})
+
+
+def test_ctrl_c_keeps_the_checkpoint(tmp_path):
+    with pytest.raises(KeyboardInterrupt, match=r"40 of 500 simulations are in .*; the same call resumes"):
+        cpe.simulate(interrupted_at(81), 500, key=KEY, checkpoint=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_real_ctrl_c_is_one():
+    """Sent while a simulator computes."""
+    code = """
+import os, signal, threading, time, jax, numpyro, numpyro.distributions as dist, cpejax as cpe
+calls = []
+def simulator(rng, a):
+    calls.append(1)
+    if len(calls) == 500:
+        threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    time.sleep(0.001)
+    return a
+def program():
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", cpe.Simulator(simulator, a, host=True))
+found = cpe.simulate(program, 5000, key=jax.random.key(0))
+print(found.n, found.interrupted)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    n, interrupted = out.stdout.split()
+    assert interrupted == "True"
+    assert 0 < int(n) < 5000
+    assert out.stderr.strip() == f"Interrupted: {n} of 5000 simulations are finished, and returned."
+
+
+def test_the_error_of_a_host_simulator_shows_no_frames_of_jax(capfd):
+    def fragile(rng, a, b):
+        raise ValueError("the step size became zero")
+
+    with pytest.raises(RuntimeError) as caught:
+        cpe.simulate(host(fragile), 100, key=KEY)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "in fragile" in shown
+    assert "jax/_src" not in shown
+    assert capfd.readouterr().err == ""  # JAX logs it, too
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_failures_can_be_nan(capsys, vectorized):
+    def fragile(rng, a, b):
+        if np.any(a > 1.5):
+            raise ZeroDivisionError("too large")
+        return a + b
+
+    program = host(fragile, vectorized=vectorized)
+    with pytest.raises(
+        RuntimeError, match=r"ZeroDivisionError: too large\. Fix it there, or let it return NaN, which .*on_error='nan'"
+    ):
+        cpe.simulate(program, 200, key=KEY)
+    drawn = cpe.simulate(program, 200, key=KEY, on_error="nan")
+    prior = cpe.simulate(host(lambda rng, a, b: a), 200, key=KEY)["a"]
+    assert drawn.dropped == (prior > 1.5).sum() > 0
+    assert np.array_equal(drawn["a"], prior[prior <= 1.5])
+    said = capsys.readouterr().err
+    assert "calls of a simulator failed and count as NaN (on_error='nan'). The first: Site 'y': simulator 'frag" in said
+    assert "raised ZeroDivisionError: too large" in said
+
+
+def test_a_wrong_shape_is_not_a_failure_of_one_simulation():
+    with pytest.raises(RuntimeError, match=r"returned shape \(3,\), expected \(\)"):
+        cpe.simulate(host(lambda rng, a, b: np.zeros(3)), 100, key=KEY, on_error="nan")
+
+
+# ---- checkpoints
+
+
+def measured(loc=0.0, factor=1.0, X=2.0, simulator=None, fail=False):
+    calls = []
+
+    def on_host(rng, a):
+        calls.append(1)
+        if fail and len(calls) > 250:
+            raise KeyboardInterrupt
+        return a + rng.normal()
+
+    def program():
+        a = numpyro.sample("a", dist.Normal(loc, 1.0))
+        numpyro.sample("x", dist.Normal(X * a, 1.0))
+        numpyro.sample("u", cpe.Simulator(lambda key, a: factor * a + jax.random.normal(key), a))
+        numpyro.sample("y", cpe.Simulator(simulator or on_host, a, host=True))
+
+    return program
+
+
+def other_simulator(rng, a):
+    return a + 2 * rng.normal()
+
+
+@pytest.mark.parametrize(
+    ("options", "differ"),
+    [
+        ({"loc": 3.0}, "site 'a' has another prior now"),
+        ({"X": 2.5}, "site 'x' has another distribution, or reads other constants, now"),
+        ({"factor": 2.0}, "site 'u' has another simulator now"),
+        ({"simulator": other_simulator}, "site 'y' has a simulator whose code, or a constant in it, has changed"),
+    ],
+)
+def test_a_checkpoint_does_not_mix_programs(tmp_path, options, differ):
+    arguments = {"observed": ["x", "u", "y"], "key": KEY, "checkpoint": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        cpe.simulate(measured(fail=True), 500, **arguments)
+    with pytest.raises(ValueError, match=f"were begun with another program: {differ}"):
+        cpe.simulate(measured(**options), 500, **arguments)
+
+
+def test_a_checkpoint_resumes(tmp_path):
+    most = [250]
+
+    def counting():
+        calls = 0
+
+        def simulator(rng, a):
+            nonlocal calls  # what it holds when it is first called is what tells it from another
+            calls += 1
+            if calls > most[0]:
+                raise KeyboardInterrupt
+            return 1e9 + a + rng.normal()
+
+        return measured(simulator=simulator), lambda: calls
+
+    arguments = {"observed": ["x", "u", "y"], "key": KEY}
+    program, _ = counting()
+    with pytest.raises(KeyboardInterrupt):
+        cpe.simulate(program, 500, **arguments, checkpoint=tmp_path)
+    most[0] = 10_000
+    program, calls = counting()
+    resumed = cpe.simulate(program, 500, **arguments, checkpoint=tmp_path)
+    assert calls() == 250
+    program, _ = counting()
+    assert same(resumed, cpe.simulate(program, 500, **arguments))
+    assert resumed["y"].dtype == np.float64
+
+
+# ---- values from a posterior
+
+
+def test_draws_in_a_tree_are_values():
+    rng = np.random.default_rng(0)
+    draws = {"a": rng.normal(size=(2, 50)), "b": rng.normal(size=(2, 50, 2)), "twice": np.zeros((2, 50))}
+    tree = from_dict({"posterior": draws}, dims={"b": ["i"]})
+    program = host(lambda rng, a, b: a + b)
+    drawn = cpe.simulate(program, 100, values=tree, key=KEY)
+    np.testing.assert_allclose(drawn["a"], draws["a"].ravel(), rtol=1e-6)
+    np.testing.assert_allclose(drawn["y"], drawn["a"][:, None] + drawn["b"], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="values has 100 draws, but n is 99"):
+        cpe.simulate(program, 99, values=tree, key=KEY)
+    many = from_dict({"posterior": {"a": np.zeros((1, 4, 3))}}, dims={"a": ["observation"]})
+    with pytest.raises(ValueError, match=r"many observations.*values=draws.isel\(observation=0\)"):
+        cpe.simulate(program, 4, values=many, key=KEY)
+    with pytest.raises(ValueError, match="without draws of any of the sites"):
+        cpe.simulate(program, 4, values=from_dict({"posterior": {"c": np.zeros((1, 4))}}), key=KEY)
+
+
+def test_deterministic_sites_are_simulated_and_not_tested_for_being_finite():
+    def program():
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        with numpyro.plate("i", 2):
+            b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+            numpyro.deterministic("root", jnp.sqrt(a + b))
+            numpyro.sample("y", dist.Normal(a + b, 1.0), obs=jnp.zeros(2))
+        numpyro.deterministic("b0", b[0])
+
+    drawn = cpe.simulate(program, 100, key=KEY)
+    assert list(drawn) == ["a", "b", "y", "root", "b0"]
+    assert drawn.n == 100
+    np.testing.assert_allclose(drawn["b0"], drawn["b"][:, 0])
+    assert np.isnan(drawn["root"]).any()
 
 
 # ---- bad simulations
@@ -183,9 +458,16 @@ def test_bad_simulations_are_counted_said_and_left_out(capsys, wrong):
 
 def test_too_many_bad_simulations_are_an_error():
     with pytest.raises(
-        ValueError, match=r"first bad site is 'y', for instance at a = 0\.\d+, scale = .*More than 10 %"
+        ValueError, match=r"first bad site is 'y', for instance at a = 0\.\d+, scale = .*More than 10 %.*biases"
     ):
         cpe.simulate(fails_below(0.2), 1000, observed=["fine", "y"], key=KEY)
+    found = cpe.simulate(fails_below(0.2), 1000, observed=["fine", "y"], key=KEY, max_invalid=0.3)
+    assert 150 < found.dropped < 250
+    with pytest.raises(ValueError, match="More than 1 %"):
+        cpe.simulate(fails_below(0.05), 1000, observed=["fine", "y"], key=KEY, max_invalid=0.01)
+    for wrong in (1.0, -0.1):
+        with pytest.raises(ValueError, match="max_invalid must be a share"):
+            cpe.simulate(fails_below(0.2), 1000, key=KEY, max_invalid=wrong)
 
 
 def test_nothing_bad_nothing_said(capsys):
@@ -229,6 +511,24 @@ def test_wrong_keys(unchecked, key, found):
 def test_wrong_names_of_data():
     with pytest.raises(ValueError, match="observed names 'z', but the program has only the sites"):
         cpe.simulate(groups, 10, observed=["z"], key=KEY)
+
+
+def test_misspelt_options(unchecked):
+    with pytest.raises(
+        TypeError, match=r"no option 'chekpoint', and the program .* Did you mean 'checkpoint'\? The opt"
+    ):
+        cpe.simulate(groups, 10, observed=["y", "count"], key=KEY, chekpoint="x")
+    with pytest.raises(
+        TypeError, match=r"Did you mean 'spread'\?.*of keyword arguments the program takes size, spread"
+    ):
+        cpe.simulate(groups, 10, observed=["y", "count"], key=KEY, spreed=1.0)
+    wrapped = numpyro.handlers.block(numpyro.handlers.infer_config(groups, config_fn=lambda site: {}), hide=[])
+    with pytest.raises(TypeError, match="no option 'sizes'"):
+        cpe.simulate(wrapped, 10, observed=["y", "count"], key=KEY, sizes=2)
+    with pytest.raises(TypeError, match=r"cpe.fit has no option 'epochs'.*Did you mean 'max_epochs'"):
+        cpe.fit(groups, {}, key=KEY, epochs=10)
+    with pytest.raises(ValueError, match="on_error must be 'raise' or 'nan'"):
+        cpe.simulate(groups, 10, observed=["y", "count"], key=KEY, on_error="ignore")
 
 
 def test_a_program_is_a_function(unchecked):

@@ -255,14 +255,16 @@ def check(
     keys = jax.random.split(check_key(key), 3)
     if simulations is None:
         simulations = simulate(posterior.program, n, observed=graph.data, key=keys[0], progress=progress)
-    rows = {name: np.asarray(simulations[name], np.float32)[:n] for name in graph.sites}
+        if simulations.interrupted:
+            raise KeyboardInterrupt
+    rows = graph.without_masked({name: _floats(simulations[name])[:n] for name in graph.sites})
     n = len(rows[graph.parameters[0]])
     if n < 20:
         raise ValueError(f"There are {n} simulated observations to check with; at least 20 are needed, 1,000 are good.")
     typicality = predictive = one = None
     which = ""
     if given is not None:
-        observed = {name: np.asarray(given[name], np.float32) for name in graph.data}
+        observed = graph.without_masked({name: _floats(given[name]) for name in graph.data})
         many = all(x.ndim > len(graph.sites[name].shape) for name, x in observed.items())
         observed = observed if many else {name: x[None] for name, x in observed.items()}
         typicality = _typicality(graph, rows, observed, level / 4)
@@ -298,6 +300,12 @@ def check(
         predictive,
         time.perf_counter() - began,
     )
+
+
+def _floats(x: Any) -> np.ndarray:
+    """Values with all digits they have; whole numbers as floats."""
+    x = np.asarray(x)
+    return x if x.dtype.kind == "f" else x.astype(np.float64)
 
 
 def parameter_names(graph: Graph) -> list[str]:

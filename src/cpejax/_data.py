@@ -87,7 +87,7 @@ def check_shapes(values: Mapping[str, np.ndarray], graph: Graph, source: str) ->
                 "Many observations go in one file with one more axis in front."
             )
         with np.errstate(over="ignore"):
-            bad = np.argwhere(~np.isfinite(x.astype(np.float32)))
+            bad = np.argwhere(~np.isfinite(graph.without_masked({name: x})[name].astype(np.float32)))
         if len(bad):
             raise ValueError(
                 f"{source}: {len(bad)} of {x.size} numbers of '{name}' are missing or infinite, the first at "

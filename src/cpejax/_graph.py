@@ -16,7 +16,19 @@ import numpy as np
 import numpyro.distributions as dist
 
 from cpejax._plates import Constant, Link, study
-from cpejax._program import Program, RawSite, Simulator, base_constraint, read, unwrap
+from cpejax._program import (
+    Deterministic,
+    Program,
+    RawSite,
+    Simulator,
+    base_constraint,
+    read,
+    read_deterministics,
+    unwrap,
+)
+
+AXES = ("chain", "draw", "observation")
+"""The axes of draws, which no site can be called; a plate of that name becomes the axis `…_plate`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,8 @@ class Site:
     - `support`, `distribution`: as words.
     - `mixed`: pairs (parent, plate) where the site reads other members of a parent in its own plate.
     - `links`: pairs (parent, link) where the site reads, of a parent in another plate, the member that an index names.
+    - `mask`: of data, which values `numpyro.handlers.mask` keeps, as the bytes of a boolean array of `shape`; `None` if
+        all. `kept` is the array.
     - `origin`, `axes`, `index`: the program's site, its plates, and this member's position in each unrolled plate.
     """
 
@@ -46,6 +60,12 @@ class Site:
     origin: str = ""
     axes: tuple[str, ...] = ()
     index: tuple[tuple[str, int], ...] = ()
+    mask: bytes | None = None
+
+    @property
+    def kept(self) -> np.ndarray | None:
+        """Which of its values are not masked, an array of `shape`; `None` if all."""
+        return None if self.mask is None else np.frombuffer(self.mask, bool).reshape(self.shape)
 
     @property
     def plates(self) -> tuple[str, ...]:
@@ -89,6 +109,7 @@ class Graph:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     links: tuple[Link, ...] = ()
     unlike: Mapping[str, str] = field(default_factory=dict)  # plate -> why
+    deterministics: Mapping[str, Deterministic] = field(default_factory=dict, compare=False)  # functions of the sites
 
     @classmethod
     def from_program(cls, program: Program, *args: Any, observed: Sequence[str] | None = None, **kwargs: Any) -> Graph:
@@ -105,9 +126,12 @@ class Graph:
         """
         raw = read(program, args, kwargs)
         data = _data_sites(raw, observed)
+        deterministics = read_deterministics(program, raw, args, kwargs)
+        _check_names([*raw, *deterministics])
         for name in raw:
             if name not in data:
                 _check_parameter(name, raw[name])
+        _check_masks(raw)
         plates = {d: n for site in raw.values() for d, n in zip(site.dims, site.shape, strict=True) if d is not None}
         members = study(program, raw, args, kwargs)
         for plate, why in members.unlike.items():
@@ -125,11 +149,18 @@ class Graph:
                 links=members.reads.get(name, ()),
                 origin=name,
                 axes=tuple(d for d in site.dims if d is not None),
+                mask=None if site.mask is None else site.mask.tobytes(),
             )
             for name, site in raw.items()
         }
         graph = cls._checked(sites, plates)
-        return replace(graph, constants=members.constants, links=members.links, unlike=members.unlike)
+        return replace(
+            graph,
+            constants=members.constants,
+            links=members.links,
+            unlike=members.unlike,
+            deterministics=deterministics,
+        )
 
     @classmethod
     def from_edges(
@@ -198,7 +229,8 @@ class Graph:
             if site.observed and not informed & set(site.parents):
                 raise ValueError(
                     f"Data site '{name}' depends on no parameter, so it says nothing about them. "
-                    "Remove it, or, if it must stay, draw it as part of another data site (one vector)."
+                    "Remove it, or, if it must stay, draw it as part of another data site (one vector). To fix a "
+                    "parameter, write its value in its place instead of obs= or numpyro.handlers.condition."
                 )
             informed.add(name)
         return graph
@@ -212,6 +244,12 @@ class Graph:
     def data(self) -> tuple[str, ...]:
         """The data sites."""
         return tuple(name for name, site in self.sites.items() if site.observed)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all sites, the deterministic ones last."""
+        own = {name: site.shape for name, site in self.sites.items()}
+        return own | {name: site.shape for name, site in self.deterministics.items()}
 
     @cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:
@@ -326,6 +364,7 @@ class Graph:
                     "support": s.support,
                     "distribution": s.distribution,
                     "mixed": [list(m) for m in s.mixed],
+                    **({} if s.kept is None else {"mask": np.flatnonzero(~s.kept).tolist()}),
                 }
                 for name, s in self.sites.items()
             },
@@ -354,8 +393,8 @@ class Graph:
             if name not in other["sites"]:
                 out.append(f"site '{name}' is new")
                 continue
-            for what, found in site.items():
-                expected = other["sites"][name].get(what)
+            for what in {**site, **other["sites"][name]}:
+                found, expected = site.get(what), other["sites"][name].get(what)
                 if found != expected:
                     out.append(f"site '{name}' has {what} {found}, expected {expected}")
         for plate in {**mine["plates"], **other["plates"]}:
@@ -375,6 +414,15 @@ class Graph:
         if mine.get("links", []) != other.get("links", []):
             words = [[f"'{'/'.join(o['from'])}' into '{o['into']}'" for o in d.get("links", [])] for d in (mine, other)]
             out.append(f"the index arrays are {words[0]}, expected {words[1]} with the same values")
+        return out
+
+    def without_masked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of sites, each `(*shape)` or with further axes in front, with those that are masked set to 0."""
+        out = dict(values)
+        for name, x in values.items():
+            kept = self.sites[name].kept if name in self.sites else None
+            if kept is not None and np.shape(x)[np.ndim(x) - kept.ndim :] == kept.shape:
+                out[name] = np.where(kept, np.asarray(x), np.zeros((), np.asarray(x).dtype))
         return out
 
     def __str__(self) -> str:
@@ -461,9 +509,11 @@ def _member(site: Site, plate: str, i: int) -> Site:
     words = [str(at[p]) if p in at else ":" for p in site.axes]
     while words and words[-1] == ":":
         words.pop()
+    kept = None if site.kept is None else np.take(site.kept, i, axis)
     return replace(
         site,
         name=f"{site.origin}[{', '.join(words)}]",
+        mask=None if kept is None or kept.all() else kept.tobytes(),
         shape=site.shape[:axis] + site.shape[axis + 1 :],
         dims=site.dims[:axis] + site.dims[axis + 1 :],
         index=index,
@@ -505,6 +555,36 @@ def _check_parameter(name: str, site: RawSite) -> None:
         )
     if math.prod(site.shape) == 0:
         raise ValueError(f"Parameter '{name}' has shape {site.shape}, which is empty.")
+    if site.mask is not None:
+        raise ValueError(
+            f"Parameter '{name}' is masked (numpyro.handlers.mask, or obs_mask=), which takes its prior away there; it "
+            "cannot be drawn without one. Mask the data alone: put the mask around them, and no obs_mask=."
+        )
+
+
+def _check_masks(raw: Mapping[str, RawSite]) -> None:
+    """A mask on data says which values are not data; elsewhere it would change a density that is simulated."""
+    for name, site in raw.items():
+        for parent in sorted(site.parents):
+            if raw[parent].mask is not None:
+                raise ValueError(
+                    f"Site '{name}' reads data site '{parent}', some of whose values are masked, so what is not "
+                    "observed would matter after all. Draw the values that are observed as a site of their own."
+                )
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Names that draws, which are an ArviZ DataTree, cannot have."""
+    for name in names:
+        if name in AXES:
+            raise ValueError(f"A site is called '{name}', which is the name of an axis of draws. Rename it.")
+        if not name:
+            raise ValueError("A site has an empty name. Give it one: numpyro.sample('name', ...).")
+        if "/" in name:
+            raise ValueError(
+                f"Site '{name}' has a '/' in its name, which divides groups in an ArviZ DataTree and a NetCDF file. "
+                "Rename it; with numpyro.handlers.scope, give another divider, for example divider='.'."
+            )
 
 
 def ground_members(site: Site, plates: Mapping[str, int]) -> Iterable[tuple[str, dict[str, int]]]:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 import networkx as nx
+import numpy as np
 
 from cpejax._graph import Graph, ground_members, lines
 
@@ -116,6 +117,8 @@ def invert(
     for plate, why in graph.unlike.items():
         if plate in graph.plates:
             graph = _unroll(graph, plate, why)
+    for plate, why in _told_apart_by_masks(graph):
+        graph = _unroll(graph, plate, why)
     if how == "reverse":
         return _reverse(graph)
     while True:
@@ -136,6 +139,24 @@ def _check_first(graph: Graph, how: str, order: str, first: Collection[str]) -> 
             raise ValueError(
                 f"first has '{name}', but not {missing}, on which the prior of '{name}' depends; they come first too."
             )
+
+
+def _told_apart_by_masks(graph: Graph) -> list[tuple[str, str]]:
+    """The plates whose members are not exchangeable because a mask hides the data of some, and why.
+
+    Where the masked data are all that is in the plate, pooling over it is right as it is: what the hidden members add
+    is the same in every simulation.
+    """
+    out = {}
+    for name, site in graph.sites.items():
+        kept = site.kept
+        for axis, plate in enumerate(site.dims):
+            if kept is None or plate is None or bool((kept == np.take(kept, [0], axis)).all()):
+                continue
+            alone = len(site.plates) == 1 and all(n == name or plate not in s.dims for n, s in graph.sites.items())
+            if not alone:
+                out[plate] = f"members of '{name}' are masked differently"
+    return list(out.items())
 
 
 MOST_UNROLLED = 1_000

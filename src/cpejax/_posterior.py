@@ -8,7 +8,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -28,16 +28,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from cpejax._coordinates import Coordinates, Values
 from cpejax._cores import WIDE, cores, known, on_cores
 from cpejax._flow import Flow, Method, Solver, count_weights
-from cpejax._graph import Graph
+from cpejax._graph import AXES, Graph
 from cpejax._keys import check_key, key_words
 from cpejax._methods import CPE, METHODS
-from cpejax._program import Program
-from cpejax._simulate import Simulations, bind, check_count, finite, words
+from cpejax._probe import Probe, Prober
+from cpejax._program import Centred, Program, run
+from cpejax._simulate import Simulations, bind, check_count, finite, offsets, say_without_digits, words
 from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
 from cpejax._train import DIVERGED, History, Interrupt, Training, split, train
 from cpejax._vector import Vector
 
-FORMAT = 1
+FORMAT = 2
 MOST_NUMBERS = 30_000_000
 """How many numbers sampling holds at once on a core; more draws than that allows go in chunks."""
 SCORED = 200
@@ -109,14 +110,17 @@ def fit(
     own = getattr(method, "training", {})
     settings = Training(**{**own, **{name: value for name, value in asked.items() if value is not None}})
     key = check_key(key)
-    bound = bind(program, args, kwargs)
+    bound = bind(program, args, kwargs, fit)
     observed = getattr(simulations, "observed", None) if observed is None else observed
     graph = Graph.from_program(bound, observed=observed)
     rows = _check_simulations(simulations, graph)
+    probe = _check_probe(rows, Prober(bound, graph))
+    offset = offsets(rows, graph)
+    rows = Simulations({name: _centre(x, offset.get(name)) for name, x in rows.items()}, graph, rows.dropped)
     key_flow, key_train = jax.random.split(key)
     bar = _Bar(progress)
     with Interrupt() as interrupt:
-        flow = method.build(bound, graph, rows, key=key_flow)
+        flow = method.build(_centred(bound, offset), graph, rows, key=key_flow)
         interrupt.check()
         prepared = _prepare(flow, rows)
         interrupt.check()
@@ -141,7 +145,7 @@ def fit(
             f"Warning: the posterior is no better than the prior. {history.score} Either the data say nothing about "
             "the parameters, or more simulations or another method (embed=) are needed."
         )
-    return Posterior(flow, graph, bound, method, settings, history, rows.n)
+    return Posterior(flow, graph, bound, method, settings, history, rows.n, offset, probe)
 
 
 def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.ndarray) -> dict[str, float | int]:
@@ -250,13 +254,44 @@ def _prepare(flow: Any, rows: Simulations, chunk: int = 10_000) -> Any:
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
 
+def _centred(program: Program, offset: Mapping[str, np.ndarray]) -> Program:
+    """The program that the flow runs: its data are given less their offset, if they have one."""
+    return Centred(program, offset) if offset else program
+
+
+def _centre(x: Any, offset: np.ndarray | None) -> np.ndarray:
+    """Values less an offset, in the precision that JAX computes in."""
+    with np.errstate(over="ignore"):
+        return np.asarray(x if offset is None else np.asarray(x, np.float64) - offset, jnp.result_type(float))
+
+
+def _check_probe(rows: Simulations, prober: Prober) -> Probe:
+    """What the program gives at the simulations; those of another program are an error."""
+    if rows.probe is None:
+        return prober(rows)
+    certain, doubtful = prober.differences(rows.probe)
+    if certain:
+        raise ValueError(
+            f"The simulations are of another program: {'; '.join(certain)}. Give fit the program, and its arguments, "
+            "that simulated them, or simulate again."
+        )
+    _say_doubtful("the simulations were made", doubtful)
+    return rows.probe
+
+
+def _say_doubtful(when: str, doubtful: Sequence[str]) -> None:
+    if doubtful:
+        text = f"Warning: since {when}, {'; '.join(doubtful)}. If it gives other data now, nothing here is right."
+        Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulations:
     if not isinstance(simulations, Mapping):
         raise TypeError(
             f"simulations must be a dict of arrays, as cpe.simulate returns; found {type(simulations).__name__}."
         )
     missing = [name for name in graph.sites if name not in simulations]
-    extra = [name for name in simulations if name not in graph.sites]
+    extra = [name for name in simulations if name not in graph.sites and name not in graph.deterministics]
     if missing or extra:
         raise ValueError(
             f"The simulations {f'have no site {missing}' if missing else f'have the sites {extra}'}, but the program "
@@ -278,7 +313,12 @@ def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulati
         raise ValueError(
             f"There are {n} simulations; at least 20 are needed to train and validate, thousands to be accurate."
         )
-    return finite(values, graph)
+    out = finite(graph.without_masked(values), graph)
+    if isinstance(simulations, Simulations):
+        out.probe = simulations.probe
+    else:
+        say_without_digits(out, graph)
+    return out
 
 
 def _numbers(x: Any, what: str) -> np.ndarray:
@@ -304,6 +344,8 @@ class Posterior:
     """A trained posterior of a program, for any observation.
 
     - `history`: the losses; `flow`: the networks; `graph`: the program's graph; `method`, `settings`: how it was made.
+    - `offset`: what the flow's data are less than the program's, where float32 would not hold their digits otherwise;
+        `probe`: what the program gives at a few simulations, by which it is told from others.
     """
 
     flow: Flow
@@ -313,6 +355,8 @@ class Posterior:
     settings: Training
     history: History
     n_simulations: int
+    offset: Mapping[str, np.ndarray] = field(default_factory=dict)
+    probe: Probe | None = None
 
     def __repr__(self) -> str:
         return (
@@ -350,6 +394,7 @@ class Posterior:
         **Returns:** an ArviZ DataTree: `posterior` with the program's names, shapes and plates (dims `chain, draw`,
         then `observation` where there are many), and `observed_data`. Attributes of `posterior` say how it was made.
         Draws that are not finite are never returned: a `FloatingPointError` says of which parameters they are.
+        Deterministic sites of the program are there too. A plate that is called like a site or an axis is `…_plate`.
 
         ??? example
 
@@ -510,7 +555,9 @@ class Posterior:
         folder.mkdir(parents=True, exist_ok=True)
         leaves = [x for x in jax.tree.leaves(self.flow) if eqx.is_array(x)]
         arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
-        content = pack_arrays(arrays | {f"z.{name}": x for name, x in _example(self.flow).items()}, {})
+        arrays |= {f"offset.{name}": x for name, x in self.offset.items()}
+        probe = self._probe()
+        content = pack_arrays(arrays | probe.arrays(), {})
         about = {
             "format": FORMAT,
             "library": version("cpejax"),
@@ -521,6 +568,7 @@ class Posterior:
             "n_simulations": self.n_simulations,
             "fingerprint": self.graph.fingerprint,
             "graph": self.graph.to_dict(),
+            "probe": probe.about(),
             "description": self.flow.description(),
             "structure": _structure(self.flow),
             "weights_sha256": digest(content),
@@ -529,6 +577,13 @@ class Posterior:
         text = json.dumps(about, indent=1)
         write_atomically(folder / "weights.safetensors", content)
         write_atomically(folder / "posterior.json", text.encode())
+
+    def _probe(self) -> Probe:
+        if self.probe is not None:
+            return self.probe
+        example = {name: np.asarray(x)[None] for name, x in self.flow.coordinates.example.items()}
+        whole = {name: x + self.offset[name] if name in self.offset else x for name, x in example.items()}
+        return Prober(self.program, self.graph)(whole)
 
     def _check_given(self, given: Mapping[str, Any]) -> tuple[dict[str, Array], bool]:
         """The data as arrays with a leading axis for observations, and whether there was one."""
@@ -560,8 +615,15 @@ class Posterior:
                 if self.flow.any_subset or name in self.graph.parameters:
                     continue
                 raise ValueError(f"given has no '{name}'; it needs the data sites {list(self.graph.data)}.")
-            with np.errstate(over="ignore"):
-                x = _numbers(given[name], f"given['{name}']").astype(jnp.result_type(float))
+            x = _numbers(given[name], f"given['{name}']")
+            if name in self.offset and x.dtype.kind == "f" and x.dtype.itemsize < 8:
+                raise ValueError(
+                    f"given['{name}'] is in {x.dtype}, which has steps of {np.spacing(np.abs(x).max()):.2g} there: too "
+                    "wide for data that the program simulates in float64. Give a NumPy array of float64."
+                )
+            x = self.graph.without_masked({name: x})[name]
+            if x.shape[x.ndim - len(site.shape) :] == site.shape:
+                x = _centre(x, self.offset.get(name))
             if x.shape == site.shape:
                 lengths[name] = None
             elif x.shape[1:] == site.shape and x.ndim == len(site.shape) + 1 and len(x) > 0:
@@ -647,7 +709,7 @@ class Posterior:
             x = source[name]
             if named and set(expected[0]) <= set(x.dims):
                 x = x.transpose(*expected[0], ...)
-            x = _numbers(x, f"draws['{name}']").astype(jnp.result_type(float))
+            x = _centre(_numbers(x, f"draws['{name}']"), self.offset.get(name))
             lead = next((e for e in expected if x.ndim == len(e) + len(site.shape)), None)
             if lead is None or x.shape[len(lead) :] != site.shape:
                 one_of = " or ".join(f"({', '.join(map(str, (*e, *site.shape)))})" for e in expected)
@@ -697,20 +759,65 @@ class Posterior:
         self, values: Mapping[str, np.ndarray], data: Mapping[str, Array], many: bool, attributes: dict[str, Any]
     ) -> xr.DataTree:
         dims: dict[str, list[str]] = {}
-        # A plate may have a name that ArviZ, or we, would use for another axis.
-        plates = {p: f"{p}_plate" if p in ("chain", "draw") else p for p in self.graph.plates}
-        lead = next(d for d in _OBSERVATIONS if d not in plates)
+        # ArviZ would take a site for the coordinates of an axis of the same name.
+        taken = {*AXES, *self.graph.shapes}
+        plates = {p: f"{p}_plate" if p in taken else p for p in self.graph.plates}
+        while clash := taken & set(plates.values()):
+            plates = {p: f"{d}_" if d in clash else d for p, d in plates.items()}
+        taken |= set(plates.values())
         coords: dict[str, Any] = {plates[p]: np.arange(size) for p, size in self.graph.plates.items()}
-        for name, site in self.graph.sites.items():
-            axes = [plates[d] if d else f"{name}_dim_{i}" for i, d in enumerate(site.dims)]
-            dims[name] = [lead, *axes] if many else axes
-        observed = {name: np.asarray(x if many else x[0]) for name, x in data.items()}
+        known = {name: site.dims for name, site in self.graph.sites.items()}
+        known |= {name: site.dims for name, site in self.graph.deterministics.items()}
+        for name, axes_of in known.items():
+            axes = [plates.get(d or "", f"{name}_dim_{i}") for i, d in enumerate(axes_of)]
+            axes = [f"{axis}_" if axis in taken and axis not in plates.values() else axis for axis in axes]
+            dims[name] = ["observation", *axes] if many else axes
+        whole = {name: self._whole(name, np.asarray(x)) for name, x in data.items()}
+        observed = {name: self._seen(name, x if many else np.asarray(x[0])) for name, x in whole.items()}
         # (observation, draw, ...) to (chain, draw, observation, ...)
-        drawn = {name: values[name] for name in self.graph.sites if name in values}  # in the program's order
+        drawn = {name: self._whole(name, values[name]) for name in self.graph.sites if name in values}  # in order
+        drawn |= self._deterministics(drawn, whole)
         posterior = {name: (np.moveaxis(x, 0, 1) if many else x[0])[None] for name, x in drawn.items()}
         tree = from_dict({"posterior": posterior, "observed_data": observed}, dims=dims, coords=coords)
         tree["posterior"].attrs.update(attributes)
         return tree
+
+    def _seen(self, name: str, x: np.ndarray) -> np.ndarray:
+        """Observed values; NaN where they are masked."""
+        kept = self.graph.sites[name].kept
+        return x if kept is None else np.where(kept, x, np.nan)
+
+    def _whole(self, name: str, x: np.ndarray) -> np.ndarray:
+        """A site's values as the program has them."""
+        return x.astype(np.float64) + self.offset[name] if name in self.offset else x
+
+    def _deterministics(self, drawn: Mapping[str, np.ndarray], data: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The deterministic sites for draws `(observations, n, *shape)` and data `(observations, *shape)`."""
+        if not self.graph.deterministics:
+            return {}
+        count, n = next(iter(drawn.values())).shape[:2]
+        numbers = sum(math.prod(shape) for shape in self.graph.shapes.values())
+        chunk = max(1, min(count * n, MOST_NUMBERS // max(1, numbers)))
+        pieces = -(-count * n // chunk)
+        chunk = -(-count * n // pieces)
+        flat = {name: x.reshape(count * n, *x.shape[2:]) for name, x in drawn.items()}
+        parts: list[dict[str, np.ndarray]] = []
+        for start in range(0, count * n, chunk):
+            which = np.arange(start, start + chunk) % (count * n)  # one shape, one compilation
+            values = {name: x[which] for name, x in flat.items()} | {name: x[which // n] for name, x in data.items()}
+            found = self._from_sites({name: jnp.asarray(x) for name, x in values.items()})
+            parts.append({name: np.asarray(x) for name, x in found.items()})
+        whole = {name: np.concatenate([p[name] for p in parts])[: count * n] for name in self.graph.deterministics}
+        return {name: x.reshape(count, n, *x.shape[1:]) for name, x in whole.items()}
+
+    @cached_property
+    def _from_sites(self) -> Callable[[Values], Values]:
+        def one(values: Values) -> Values:
+            out: Values = {}
+            run(self.program, values, deterministic=lambda name, msg: out.update({name: jnp.asarray(msg["value"])}))
+            return out
+
+        return jax.jit(jax.vmap(one))
 
 
 def _check_density(found: Float[np.ndarray, "*draws"]) -> None:
@@ -923,16 +1030,6 @@ def _climb(flow: Flow, vector: Vector, values: Values, data: Values, free: tuple
     return jax.lax.map(climb, jax.vmap(vector.flatten)(values))
 
 
-@eqx.filter_jit
-def _to_z(flow: Any, values: Values) -> Values:
-    return flow.coordinates.to_z(values)
-
-
-def _example(flow: Any) -> dict[str, np.ndarray]:
-    """Where the coordinates' example is: another prior puts it elsewhere."""
-    return {name: np.asarray(z) for name, z in _to_z(flow, flow.coordinates.example).items()}
-
-
 def _options(method: Method) -> dict[str, Any]:
     """A method's options, as JSON; embeddings by name only (they are given again on loading)."""
     out = {}
@@ -953,14 +1050,16 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
     **Arguments:**
 
     - `folder`: where it was saved.
-    - `program`: the program it was fitted to; `*args`, `**kwargs` are passed to it. Its graph must be the same.
+    - `program`: the program it was fitted to; `*args`, `**kwargs` are passed to it. Its graph must be the same, and
+        every site's distribution at a few stored simulations. Of a simulator on the host, which is not called, a change
+        of its code is said on stderr.
     - `method`: needed only where the method has modules of the user's own (`embed`), which a file cannot hold.
 
     Files are data: loading runs no code from them.
     """
     folder = Path(folder)
     about = _read_about(folder / "posterior.json")
-    bound = bind(program, args, kwargs)
+    bound = bind(program, args, kwargs, load)
     data = [name for name, site in about["graph"]["sites"].items() if site["observed"]]
     try:
         graph = Graph.from_program(bound, observed=data)
@@ -972,10 +1071,19 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
     # Nothing is built before it is known to be no larger than what the file holds.
     arrays = _read_weights(folder / "weights.safetensors", about)
     method = _read_method(about, method, folder)
+    probe = Probe.restored(arrays, about["probe"])
+    certain, doubtful = Prober(bound, graph).differences(probe)
+    if certain:
+        raise ValueError(
+            f"The posterior in {folder} was fitted to another program: {'; '.join(certain)}. Load it with the program, "
+            "and its arguments, that it was fitted to."
+        )
+    _say_doubtful(f"the posterior in {folder} was fitted", doubtful)
+    offset = {name.removeprefix("offset."): x for name, x in arrays.items() if name.startswith("offset.")}
     _check_size(method, sum(math.prod(shape) for shape, _ in about["structure"]), folder)
     blank = {name: np.zeros((1, *site.shape), jnp.result_type(float)) for name, site in graph.sites.items()}
     try:
-        flow = method.build(bound, graph, blank, key=jax.random.key(0), like=about["description"])
+        flow = method.build(_centred(bound, offset), graph, blank, key=jax.random.key(0), like=about["description"])
     except (LookupError, TypeError) as error:
         raise ValueError(f"{folder / 'posterior.json'} describes no networks of this program ({error}).") from error
     if _structure(flow) != about["structure"]:
@@ -987,14 +1095,8 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
     leaves, structure = jax.tree.flatten(flow)
     stored = (jnp.asarray(arrays[str(i)]) for i in range(len(about["structure"])))
     flow = jax.tree.unflatten(structure, [next(stored) if eqx.is_array(x) else x for x in leaves])
-    for name, z in _example(flow).items():
-        if not np.allclose(z, arrays[f"z.{name}"], rtol=1e-3, atol=1e-3):
-            raise ValueError(
-                f"The posterior in {folder} was fitted to another program: site '{name}' has another prior now. "
-                "Load it with the program, and its arguments, that it was fitted to."
-            )
     settings, history = Training(**about["settings"]), History(**about["history"])
-    return Posterior(flow, graph, bound, method, settings, history, about["n_simulations"])
+    return Posterior(flow, graph, bound, method, settings, history, about["n_simulations"], offset, probe)
 
 
 def _read_about(path: Path) -> dict[str, Any]:

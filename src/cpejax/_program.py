@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import sys
 import threading
 import time
 import traceback
@@ -43,7 +44,9 @@ class Simulator(dist.Distribution):
     - `event_shape`: the shape of one row of data.
     - `vectorized`: `fn` takes all rows at once: each argument has a leading axis over rows, and so has the result.
         Rows must not influence one another. On the host all rows of a call share one `rng`.
-    - `host`: `fn` is NumPy, or anything else that JAX cannot trace; it is called through `jax.pure_callback`.
+    - `host`: `fn` is NumPy, or anything else that JAX cannot trace; it is called through `jax.pure_callback`. It
+        gets float64; what it returns is copied, and kept in float64 by `cpe.simulate`; masked entries of a masked array
+        become NaN.
     - `event_dims`: the number of row axes of each argument, for the case where the rule above is ambiguous (a vector of
         8 numbers that every member of a plate of 8 should see whole has `event_dims` 1).
 
@@ -62,10 +65,14 @@ class Simulator(dist.Distribution):
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields = ("args",)
+    pytree_data_fields = ("args", "kept")
     pytree_aux_fields = ("fn", "vectorized", "host", "event_dims", "site")
     site: str | None = None  # where it stands in a program, for messages
-    failure: tuple[Exception, str] | None = None  # what a call on the host raised, which JAX buries in a message
+    kept: Any = None  # the mask, if there is one
+    failure: tuple[BaseException, str] | None = None  # what a call on the host raised, which JAX buries in a message
+    on_error: str = "raise"  # or "nan": what an exception of a call on the host becomes
+    failed: tuple[int, str] = (0, "")  # how many became NaN, and the first of them in words
+    low: Any = None  # what float32 does not hold of the last draw on the host
     # On the class: since when a call on the host runs, and how to say which.
     under_way: tuple[float, Callable[[], str]] | None = None
 
@@ -98,6 +105,12 @@ class Simulator(dist.Distribution):
         new._batch_shape = tuple(batch_shape)
         return new
 
+    def mask(self, mask: Any) -> Simulator:
+        """The same simulator with a mask; it stays a `Simulator`, so that plates around it still split its rows."""
+        new = copy.copy(self)
+        new.kept = mask if self.kept is None else self.kept & mask
+        return new
+
     def rows(self, shape: tuple[int, ...] | None = None) -> tuple[Array, ...]:
         """The arguments, one row for each member of the plates (`shape`, if not given): arrays `(*shape, *row)`."""
         shape = self.batch_shape if shape is None else shape
@@ -122,34 +135,54 @@ class Simulator(dist.Distribution):
         n, plates = math.prod(shape), len(self.batch_shape)
         rows = [jnp.broadcast_to(r, shape + r.shape[plates:]).reshape((n, *r.shape[plates:])) for r in self.rows()]
         if self.host:
-            out = self._call_host(jax.random.split(key, n), rows)
+            out, low = self._call_host(jax.random.split(key, n), rows)
+            self.low = low.reshape(shape + self.event_shape)
         elif self.vectorized:
             out = self._checked(self.fn(key, *rows), n)
         else:
             out = jax.vmap(lambda k, *row: self._checked(self.fn(k, *row)))(jax.random.split(key, n), *rows)
         return out.reshape(shape + self.event_shape)
 
-    def _call_host(self, keys: Array, rows: list[Array]) -> Array:
+    def _call_host(self, keys: Array, rows: list[Array]) -> tuple[Array, Array]:
+        """What the simulator returns, and what is left of it where JAX's float has too few digits."""
         seeds = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
         dtype, n = jnp.result_type(float), len(seeds)
         arguments = (seeds, *rows)
         row_ndims = [a.ndim - 1 for a in arguments]
 
-        def call(*arguments: Any) -> np.ndarray:
+        def call(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
             # Under vmap every argument comes with further leading axes; to the simulator they are only more rows.
             lead = np.shape(arguments[0])[:-1]
             seeds, *flat = (
                 np.asarray(a).reshape((-1, *np.shape(a)[np.ndim(a) - e :]))
                 for a, e in zip(arguments, row_ndims, strict=True)
             )
+            # NumPy would compute 1e9 + a in float32, and lose it, if this were an array of float32.
+            flat = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in flat]
             if self.vectorized:
-                out = self._called(seeds[0], flat, len(seeds))
+                out = self._called_at_once(seeds, flat)
             else:
                 out = np.stack([self._called(s, row) for s, *row in zip(seeds, *flat, strict=True)])
-            return np.asarray(out, dtype).reshape(lead + self.event_shape)
+            out = out.reshape(lead + self.event_shape)
+            with np.errstate(over="ignore", invalid="ignore"):
+                high = out.astype(dtype)
+                low = np.where(np.isfinite(high), out - high, 0.0).astype(dtype)
+            return high, low
 
         result = jax.ShapeDtypeStruct((n, *self.event_shape), dtype)
-        return jax.pure_callback(call, result, *arguments, vmap_method="broadcast_all")
+        high, low = jax.pure_callback(call, (result, result), *arguments, vmap_method="broadcast_all")
+        return high, low
+
+    def _called_at_once(self, seeds: np.ndarray, arguments: list[np.ndarray]) -> np.ndarray:
+        """All rows in one call; if that fails and failures are NaN, each row alone, to find those that fail."""
+        if self.on_error == "raise" or len(seeds) == 1:
+            return self._called(seeds[0], arguments, len(seeds))
+        before = self.failed
+        out = self._called(seeds[0], arguments, len(seeds))
+        if self.failed == before:
+            return out
+        self.failed = before
+        return np.concatenate([self._called(s, [a[i : i + 1] for a in arguments], 1) for i, s in enumerate(seeds)])
 
     def _called(self, seed: np.ndarray, row: Sequence[Any], rows: int | None = None) -> np.ndarray:
         def words() -> str:
@@ -158,10 +191,24 @@ class Simulator(dist.Distribution):
 
         Simulator.under_way = (time.monotonic(), words)
         try:
-            return self._checked(self.fn(np.random.default_rng(seed), *row), rows)
-        except Exception as error:
-            self.failure = (error, f"{words()} raised {type(error).__name__}: {error}")
+            try:
+                out = self.fn(np.random.default_rng(seed), *row)
+            except Exception as error:
+                if self.on_error == "raise":
+                    raise
+                count, first = self.failed
+                self.failed = (count + 1, first or f"{words()} raised {type(error).__name__}: {error}")
+                return np.full(self.event_shape if rows is None else (rows, *self.event_shape), np.nan)
+            return self._checked(out, rows)
+        except KeyboardInterrupt as error:
+            self.failure = (error, "interrupted")
             raise
+        except Exception as error:
+            trace = error.__traceback__
+            error.__traceback__ = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+            self.failure = (error, f"{words()} raised {type(error).__name__}: {error}")
+            # Another exception goes through JAX, so that the traceback of this one stays the simulator's own.
+            raise RuntimeError(self.failure[1]) from error
         finally:
             Simulator.under_way = None
 
@@ -172,9 +219,18 @@ class Simulator(dist.Distribution):
             many = "" if rows is None else f" for {rows} rows at once (vectorized=True)"
             raise ValueError(
                 f"{self._name} returned shape {np.shape(out)}{many}, expected {expected}. Simulator(..., event_shape="
-                f"{self.event_shape}) says that one row of data has shape {self.event_shape}: mend one or the other."
+                f"{self.event_shape}) says that one row of data has shape {self.event_shape}: fix one or the other."
             )
-        return np.asarray(out, float) if self.host else jnp.asarray(out, float)
+        if np.iscomplexobj(out):
+            raise ValueError(
+                f"{self._name} returned complex values, expected real ones. Return what is observed, for example the "
+                "real and the imaginary part as two values."
+            )
+        if not self.host:
+            return jnp.asarray(out, float)
+        if np.ma.isMaskedArray(out):
+            return np.ma.filled(np.ma.asarray(out, float), np.nan)
+        return np.array(out, float)  # a copy: the simulator may use its array again
 
     @property
     def _name(self) -> str:
@@ -211,6 +267,7 @@ class RawSite(NamedTuple):
     has_obs: bool
     parents: frozenset[str] = frozenset()
     mixed: tuple[tuple[str, str], ...] = ()  # (parent, plate): reads other members' values of that parent
+    mask: np.ndarray | None = None  # of its value's shape: what numpyro.handlers.mask keeps, where it masks anything
 
 
 Visit = Callable[[str, dict[str, Any]], None]
@@ -220,13 +277,21 @@ class Run(Messenger):
     """Runs a program with the values of its sample sites given, and keeps each site's distribution.
 
     Sites in `values` get that value, also those with `obs=`; the others are drawn. `visit(name, message)` is
-    called at each sample site, after its value is set.
+    called at each sample site, after its value is set; `deterministic(name, message)` at each deterministic one.
+    Values that are masked are 0, drawn or given: nothing can depend on them.
     """
 
-    def __init__(self, program: Program, values: Mapping[str, Any], visit: Visit | None = None):
+    def __init__(
+        self,
+        program: Program,
+        values: Mapping[str, Any],
+        visit: Visit | None = None,
+        deterministic: Visit | None = None,
+    ):
         super().__init__(program)
         self.values = values
         self.visit = visit
+        self.deterministic = deterministic
 
     def __enter__(self) -> Run:
         self.level = get_opaque_trace_state()
@@ -235,11 +300,18 @@ class Run(Messenger):
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "control_flow":
             raise ValueError(_HIDDEN.format("uses numpyro.contrib.control_flow (scan or cond)"))
+        if msg["type"] == "prng_key" and _asked_by_block():
+            raise ValueError(
+                "numpyro.handlers.block hides a sample site of the program, so what depends on it cannot be seen. "
+                "Remove the block (the draws of a site may be ignored), or draw it inside a cpe.Simulator."
+            )
         if msg["type"] == "param":
             raise ValueError(
                 f"Site '{msg['name']}' is a numpyro.param, which has no prior. "
                 "Make it a numpyro.sample site, or a constant."
             )
+        if msg["type"] == "deterministic" and get_opaque_trace_state() != self.level:
+            raise ValueError(_HIDDEN.format(f"has the deterministic site '{msg['name']}' {_INSIDE}"))
         if msg["type"] == "plate" and (msg["args"][1] or msg["args"][0]) < msg["args"][0]:
             raise ValueError(
                 f"Plate '{msg['name']}' subsamples {msg['args'][1]} of {msg['args'][0]} members. "
@@ -248,8 +320,7 @@ class Run(Messenger):
         if msg["type"] != "sample":
             return
         if get_opaque_trace_state() != self.level:
-            inside = "inside a loop, a branch or another transformation of JAX (jax.lax.scan, jax.vmap, jax.jit, ...)"
-            raise ValueError(_HIDDEN.format(f"draws site '{msg['name']}' {inside}"))
+            raise ValueError(_HIDDEN.format(f"draws site '{msg['name']}' {_INSIDE}"))
         _check_site(msg)
         name, fn = msg["name"], drawable(msg["fn"])
         msg["fn"] = fn
@@ -265,8 +336,36 @@ class Run(Messenger):
             msg["infer"] = {**msg["infer"], "was_observed": True}
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "sample" and self.visit is not None:
-            self.visit(msg["name"], msg)
+        if msg["type"] == "sample":
+            if is_masked(msg["fn"]):
+                msg["value"] = jnp.where(mask_of(msg["fn"]), msg["value"], jnp.zeros_like(msg["value"]))
+            if self.visit is not None:
+                self.visit(msg["name"], msg)
+        if msg["type"] == "deterministic" and self.deterministic is not None:
+            self.deterministic(msg["name"], msg)
+
+
+class Centred(Messenger):
+    """A program some of whose data sites are given less an offset, which float32 could not hold beside their digits.
+
+    The program itself reads the whole values.
+    """
+
+    def __init__(self, program: Program, offset: Mapping[str, np.ndarray]):
+        super().__init__(program)
+        self.offset = offset
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.offset:
+            msg["value"] = msg["value"] + jnp.asarray(self.offset[msg["name"]], jnp.result_type(float))
+
+
+def _asked_by_block() -> bool:
+    """Whether a key is asked for by `numpyro.handlers.block`, which does so for a site that it hides."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code is not handlers.block.process_message.__code__:
+        frame = frame.f_back
+    return frame.f_code is handlers.block.process_message.__code__
 
 
 def _check_site(msg: dict[str, Any]) -> None:
@@ -286,6 +385,39 @@ def _check_site(msg: dict[str, Any]) -> None:
             f"Site '{name}' is weighted by numpyro.handlers.scale, which changes the density but cannot be simulated. "
             "Remove it."
         )
+    if msg["kwargs"].get("rng_key") is not None:
+        raise ValueError(
+            f"Site '{name}' has a random key of its own (numpyro.handlers.seed around the program, or rng_key=), so "
+            "every simulation would draw the same value. Remove it: cpe.simulate gives the keys."
+        )
+    if msg["value"] is not None and not msg["is_observed"]:
+        raise ValueError(
+            f"Site '{name}' is given a value by numpyro.handlers.substitute or replay, so nothing is drawn there. To "
+            "fix a parameter, write the value in its place; to say what the data are, use obs= or "
+            "numpyro.handlers.condition."
+        )
+
+
+def is_masked(fn: dist.Distribution) -> bool:
+    """Whether `numpyro.handlers.mask`, or a distribution's `mask`, may hide some values of a site."""
+    while isinstance(fn, dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution):
+        if isinstance(fn, dist.MaskedDistribution) and fn._mask is not True:
+            return True
+        fn = fn.base_dist
+    return isinstance(fn, Simulator) and fn.kept is not None and fn.kept is not True
+
+
+def mask_of(fn: dist.Distribution) -> Array:
+    """Which values of a draw are not masked, `(*batch_shape, *event_shape)`."""
+    shape = fn.batch_shape + fn.event_shape
+    kept = jnp.ones((), bool)
+    if isinstance(fn, dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution):
+        kept = mask_of(fn.base_dist)
+    own = fn._mask if isinstance(fn, dist.MaskedDistribution) else fn.kept if isinstance(fn, Simulator) else None
+    if own is not None:
+        whole = jnp.broadcast_to(jnp.asarray(own, bool), fn.batch_shape)
+        kept = kept & whole.reshape(whole.shape + (1,) * len(fn.event_shape))
+    return jnp.broadcast_to(kept, shape)
 
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -299,11 +431,12 @@ def run(
     key: Array | None = None,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
+    deterministic: Visit | None = None,
 ) -> Any:
     """Run `program` once, with `values` for the sites named there; see `Run`."""
     key = jax.random.key(0) if key is None else key
     with _ONE_AT_A_TIME, handlers.seed(rng_seed=key):
-        return Run(program, values, visit)(*args, **(kwargs or {}))
+        return Run(program, values, visit, deterministic)(*args, **(kwargs or {}))
 
 
 def read(program: Program, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> dict[str, RawSite]:
@@ -316,6 +449,7 @@ def read(program: Program, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     try:
         values = _trace(program, sites, args, kwargs)
         parents = _parents(program, values, args, kwargs)
+        masks = _masks(program, sites, values, args, kwargs)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = _where(frames, list(sites))
@@ -326,9 +460,73 @@ def read(program: Program, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
             error.add_note(f"This happened in the program, {where}.")
         raise
     for name, site in sites.items():
-        sites[name] = site._replace(parents=parents[name] - {name})
+        sites[name] = site._replace(parents=parents[name] - {name}, mask=masks.get(name))
     mixed = _mixed(program, sites, args, kwargs)
     return {name: site._replace(mixed=mixed.get(name, ())) for name, site in sites.items()}
+
+
+def _masks(
+    program: Program,
+    sites: Mapping[str, RawSite],
+    values: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+) -> dict[str, np.ndarray]:
+    """The masks of the sites that have one; they must be constants, which provenance tells."""
+    masked = {name for name, site in sites.items() if is_masked(site.fn)}
+    if not masked:
+        return {}
+
+    def collect(**values: Any) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+
+        def visit(name: str, msg: dict[str, Any]) -> None:
+            if name in masked:
+                out[name] = mask_of(msg["fn"])
+
+        run(program, values, visit, args=args, kwargs=kwargs)
+        return out
+
+    for name, depends in eval_provenance(collect, **values).items():
+        if depends:
+            raise ValueError(
+                f"Site '{name}' has a mask that depends on {', '.join(sorted(depends))}, so which values are data "
+                "differs from simulation to simulation. A mask must be a constant; or simulate the data as they are "
+                "recorded, gaps and all, in a cpe.Simulator."
+            )
+    found = jax.jit(collect)(**{name: jnp.zeros(x.shape, x.dtype) for name, x in values.items()})
+    return {name: np.asarray(mask) for name, mask in found.items() if not np.all(mask)}
+
+
+class Deterministic(NamedTuple):
+    """A `numpyro.deterministic` site: its shape, and the plate that each axis belongs to, if any."""
+
+    shape: tuple[int, ...]
+    dims: tuple[str | None, ...]
+
+
+def read_deterministics(
+    program: Program,
+    sites: Mapping[str, RawSite],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> dict[str, Deterministic]:
+    """The deterministic sites of a program whose sample sites are known, in its order."""
+    out: dict[str, Deterministic] = {}
+
+    def visit(name: str, msg: dict[str, Any]) -> None:
+        if name in out or name in sites:
+            raise ValueError(
+                f"Two sites are called '{name}', one of them deterministic. Every site needs its own name."
+            )
+        shape = tuple(np.shape(msg["value"]))
+        # It does not say which of its axes are its event's: an axis of another size is not the plate's.
+        frames = {len(shape) + f.dim: f for f in msg["cond_indep_stack"]}
+        dims = tuple(frames[i].name if i in frames and frames[i].size == n else None for i, n in enumerate(shape))
+        out[name] = Deterministic(shape, dims)
+
+    jax.eval_shape(lambda: (run(program, {}, None, None, args, kwargs, visit), None)[1])
+    return out
 
 
 def _trace(
@@ -523,6 +721,7 @@ _NEEDS_NUMBER = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
+_INSIDE = "inside a loop, a branch or another transformation of JAX (jax.lax.scan, jax.vmap, jax.jit, ...)"
 _HIDDEN = (
     "The program {}, which hides what is drawn there. "
     'Write the loop in Python with one name a step, numpyro.sample(f"x_{{t}}", ...), '
@@ -573,12 +772,17 @@ def _folder(module: ModuleType) -> Path:
 
 
 __all__ = [
+    "Centred",
+    "Deterministic",
     "Program",
     "RawSite",
     "Simulator",
     "base_constraint",
     "distribution_features",
+    "is_masked",
+    "mask_of",
     "read",
+    "read_deterministics",
     "run",
     "unmasked",
     "unwrap",

@@ -13,6 +13,7 @@ import shutil
 import signal
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -728,14 +729,17 @@ def _from_model(values: Mapping[str, Any], sites: Sequence[str], source: str) ->
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """An npz file, whole or not at all."""
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **{name: np.asarray(x) for name, x in arrays.items()})
+    with zipfile.ZipFile(buffer, "w") as archive:  # numpy.savez could not write a site called `file`
+        for name, x in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as part:
+                np.lib.format.write_array(part, np.asarray(x), allow_pickle=False)
     write_atomically(path, buffer.getvalue())
 
 
 def read_simulations(path: Path, graph: Graph) -> Simulations:
     """Simulations from an npz file."""
     with np.load(path, allow_pickle=False) as file:
-        return Simulations({name: file[name] for name in graph.sites}, graph)
+        return Simulations({name: file[name] for name in graph.shapes if name in file}, graph)
 
 
 def write_draws(path: Path, tree: xr.DataTree) -> None:
@@ -756,7 +760,7 @@ def read_draws(path: Path) -> xr.DataTree:
 
 def hash_values(values: Mapping[str, np.ndarray]) -> str:
     """A hash of numbers, whatever file they came from."""
-    arrays = {name: np.ascontiguousarray(values[name], np.float32) for name in sorted(values)}
+    arrays = {name: np.ascontiguousarray(values[name], np.float64) for name in sorted(values)}
     return digest(*(part for name, x in arrays.items() for part in (f"{name} {x.shape}".encode(), x.tobytes())))
 
 
@@ -785,13 +789,13 @@ def versions() -> dict[str, str]:
 
 
 def summarise(tree: xr.DataTree, graph: Graph, truth: Given | None = None) -> pd.DataFrame:
-    """Mean, standard deviation and quantiles of each parameter, for each observation if there are many."""
+    """Mean, standard deviation and quantiles of parameters and deterministic sites, for each observation of many."""
     posterior = tree["posterior"].dataset
     rows = []
-    for name in graph.parameters:
+    for name in (*graph.parameters, *graph.deterministics):
         x = posterior[name].values
         x = x.reshape(-1, *x.shape[2:])
-        shape = graph.sites[name].shape
+        shape = graph.shapes[name]
         names = member_names(name, shape)
         many = x.ndim > 1 + len(shape)
         x = x.reshape(len(x), -1, len(names)) if many else x.reshape(len(x), 1, len(names))

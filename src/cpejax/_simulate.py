@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from jaxtyping import Array, PRNGKeyArray
+from numpyro.primitives import Messenger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cpejax._graph import Graph
 from cpejax._keys import check_key, key_words
-from cpejax._program import Program, Simulator, run, unwrap
+from cpejax._probe import Probe, Prober, code_of
+from cpejax._program import Program, Simulator, is_masked, mask_of, run, unwrap
 from cpejax._store import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
 
 MOST_NUMBERS = 50_000_000
@@ -28,14 +35,26 @@ MOST_NUMBERS = 50_000_000
 class Simulations(dict[str, np.ndarray]):
     """Simulated values of every site, `{site: (n, *shape)}`, with the names of the data sites in `observed`.
 
-    `dropped` counts the simulations that were left out because a value was not finite; `graph` is the program's graph.
+    Deterministic sites are among them; `cpe.fit` does not read these. Data of simulators on the host are in float64.
+    `dropped` counts the simulations that were left out because a value was not finite; `interrupted` says that there
+    are fewer than asked for; `graph` is the program's graph, and `probe` what the program gives at the first of them.
     """
 
-    def __init__(self, values: Mapping[str, Any], graph: Graph, dropped: int = 0):
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        graph: Graph,
+        dropped: int = 0,
+        *,
+        probe: Probe | None = None,
+        interrupted: bool = False,
+    ):
         super().__init__({name: np.asarray(x) for name, x in values.items()})
         self.graph = graph
         self.observed = graph.data
         self.dropped = dropped
+        self.probe = probe
+        self.interrupted = interrupted
 
     @property
     def n(self) -> int:
@@ -43,11 +62,36 @@ class Simulations(dict[str, np.ndarray]):
         return len(next(iter(self.values()))) if self else 0
 
 
-def bind(program: Program, args: tuple, kwargs: Mapping[str, Any]) -> Program:
-    """The program as a function without arguments."""
+def bind(program: Program, args: tuple, kwargs: Mapping[str, Any], caller: Callable[..., Any] | None = None) -> Program:
+    """The program as a function without arguments; `caller` is whose options `kwargs` may have been meant for."""
     if not callable(program):
         raise TypeError(f"program must be a function (a NumPyro model), found {type(program).__name__}.")
+    _check_options(program, kwargs, caller)
     return functools.partial(program, *args, **kwargs) if args or kwargs else program
+
+
+def _check_options(program: Program, kwargs: Mapping[str, Any], caller: Callable[..., Any] | None) -> None:
+    """Keyword arguments that the program does not take are misspelt options."""
+    inner: Any = program
+    while isinstance(inner, Messenger) and inner.fn is not None:  # handlers take anything, and pass it on
+        inner = inner.fn
+    try:
+        taken = inspect.signature(inner).parameters.values()
+    except (TypeError, ValueError):  # not every callable has a signature
+        return
+    if caller is None or any(p.kind is p.VAR_KEYWORD for p in taken):
+        return
+    names = [p.name for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    options = [p.name for p in inspect.signature(caller).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name in kwargs:
+        if name not in names:
+            close = difflib.get_close_matches(name, [*options, *names], n=1, cutoff=0.5)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            takes = f"takes {', '.join(names)}" if names else "takes none"
+            raise TypeError(
+                f"cpe.{caller.__name__} has no option {name!r}, and the program no such argument.{hint} The options "
+                f"are {', '.join(options)}; of keyword arguments the program {takes}."
+            )
 
 
 def check_count(n: Any, what: str) -> None:
@@ -62,8 +106,10 @@ def simulate(
     *args: Any,
     key: PRNGKeyArray,
     observed: Sequence[str] | None = None,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | xr.DataTree | None = None,
     checkpoint: str | Path | None = None,
+    on_error: Literal["raise", "nan"] = "raise",
+    max_invalid: float = 0.1,
     progress: bool | None = None,
     **kwargs: Any,
 ) -> Simulations:
@@ -75,14 +121,24 @@ def simulate(
     - `n`: how many simulations.
     - `key`: a JAX key.
     - `observed`: the names of the data sites; see `cpe.Graph.from_program`.
-    - `values`: sites that are not drawn but given, `{site: (n, *shape)}`. Posterior draws of all parameters make the
-        result a sample from the posterior predictive distribution.
+    - `values`: sites that are not drawn but given, `{site: (n, *shape)}`, or the DataTree of `Posterior.sample`, whose
+        chains and draws are the `n`. Posterior draws of all parameters make the result a sample from the posterior
+        predictive distribution.
     - `checkpoint`: a folder; simulations that go in several parts, as those on the host do, are written there as they
-        come, and a run that was killed goes on from there, to the same result.
+        come, and a run that was killed resumes from there, to the same result. Parts of another program are an error.
+    - `on_error`: what becomes of an exception that a simulator on the host raises: `"raise"` ends the run, `"nan"`
+        makes the data of that simulation NaN.
+    - `max_invalid`: the largest share of simulations with values that are not finite; more are an error.
     - `progress`: a progress bar for host simulators; by default where there is a terminal.
 
     **Returns:** `Simulations`, a dict of arrays `(n, *shape)`. Simulations with a value that is not finite are left
-    out, counted and reported; more than 10 % of them is an error.
+    out, counted and reported. This does not bias the posterior for an observation that is finite where "not finite" is
+    an outcome of the model itself (a population dies out). Where it is an accident (a solver does not converge), what
+    would have been observed there is missing: parameters at which this happens with probability f count as if their
+    prior were lower by the factor 1 - f.
+
+    Ctrl-C stops simulators on the host: with a `checkpoint` as `KeyboardInterrupt`, and otherwise what is finished is
+    returned, which `Simulations.interrupted` tells.
 
     ??? example
 
@@ -93,38 +149,55 @@ def simulate(
     """
     check_count(n, "n, the number of simulations,")
     key = check_key(key)
-    bound = bind(program, args, kwargs)
+    if on_error not in ("raise", "nan"):
+        raise ValueError(f"on_error must be 'raise' or 'nan', found {on_error!r}.")
+    if not 0 <= max_invalid < 1:
+        raise ValueError(f"max_invalid must be a share of at least 0 and below 1, found {max_invalid!r}.")
+    bound = bind(program, args, kwargs, simulate)
     graph = Graph.from_program(bound, observed=observed)
-    given = _check_values(values or {}, graph, n)
+    given = _check_values({} if values is None else values, graph, n)
     simulators: list[Simulator] = []
 
     @jax.jit
-    def draw(keys: Array, given: dict[str, Array]) -> dict[str, Array]:
-        def one(key: Array, given: dict[str, Array]) -> dict[str, Array]:
+    def draw(keys: Array, given: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        def one(key: Array, given: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
             out: dict[str, Array] = {}
+            low: dict[str, Array] = {}  # what float32 does not hold of the data of a simulator on the host
 
             def visit(name: str, msg: dict[str, Any]) -> None:
                 out[name] = jnp.asarray(msg["value"])
-                simulators.extend([base] if isinstance(base := unwrap(msg["fn"]), Simulator) else [])
+                base = unwrap(msg["fn"])
+                if isinstance(base, Simulator):
+                    base.on_error = on_error
+                    simulators.append(base)
+                    if base.host and name not in given:
+                        rest = base.low.reshape(out[name].shape)
+                        low[name] = jnp.where(mask_of(msg["fn"]), rest, 0.0) if is_masked(msg["fn"]) else rest
 
-            run(bound, given, visit, key)
-            return out
+            def deterministic(name: str, msg: dict[str, Any]) -> None:
+                out[name] = jnp.asarray(msg["value"])
+
+            run(bound, given, visit, key, deterministic=deterministic)
+            return out, low
 
         return jax.vmap(one)(keys, given)
 
     keys = jax.random.split(key, n)
     jax.eval_shape(draw, keys, given)
     host = any(simulator.host for simulator in simulators)
-    numbers = sum(math.prod(s.shape) for s in graph.sites.values())
+    numbers = sum(math.prod(shape) for shape in graph.shapes.values())
     most = max(1, MOST_NUMBERS // max(numbers, 1))
     most = min(most, -(-n // 50)) if host else most  # 50 steps of the progress bar
     chunk = -(-n // -(-n // most))
     parts: list[dict[str, np.ndarray]] = []
-    store = None if checkpoint is None or chunk == n else _Parts(Path(checkpoint), graph, n, chunk, key, given)
+    prober = Prober(bound, graph)
+    prober.code |= {str(s.site): code_of(s.fn) for s in simulators if s.host}  # before calls change what it holds
+    store = None if checkpoint is None or chunk == n else _Parts(Path(checkpoint), prober, n, chunk, key, given)
     console = Console(stderr=True)
     shown = host and (console.is_terminal if progress is None else progress)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not shown) as bar:
+    interrupted = False
+    with Progress(*columns, console=console, disable=not shown) as bar, _quiet_callbacks():
         task = bar.add_task("", total=n)
         for start in range(0, n, chunk):
             keep = min(chunk, n - start)
@@ -132,20 +205,69 @@ def simulate(
             if found is None:
                 which = np.arange(start, start + chunk) % n  # one shape, one compilation
                 try:
-                    drawn = draw(keys[which], {name: x[which] for name, x in given.items()})
+                    drawn, low = draw(keys[which], {name: x[which] for name, x in given.items()})
                     found = {name: np.asarray(x)[:keep] for name, x in drawn.items()}
-                except Exception:
-                    _explain(simulators)
-                    raise
+                    found |= {name: found[name] + np.asarray(x, np.float64)[:keep] for name, x in low.items()}
+                except (Exception, KeyboardInterrupt) as error:
+                    interrupted = _was_interrupted(error, simulators)
+                    if not interrupted:
+                        _explain(simulators)
+                        raise
+                if found is None:
+                    break
                 if store:
                     store.write(start, found)
             parts.append(found)
             bar.update(task, advance=keep)
-    whole = {name: np.concatenate([p[name] for p in parts]) for name in graph.sites}
-    return finite(whole, graph, console)
+    if interrupted:
+        _stop(console, sum(len(next(iter(part.values()))) for part in parts), n, checkpoint if store else None, given)
+    for count, first in (simulator.failed for simulator in simulators):
+        if count:
+            _say(console, f"{count} calls of a simulator failed and count as NaN (on_error='nan'). The first: {first}.")
+    whole = {name: np.concatenate([p[name] for p in parts]) for name in graph.shapes}
+    out = finite(whole, graph, console, max_invalid)
+    say_without_digits(out, graph, console)
+    out.interrupted = interrupted
+    out.probe = None if given or not out.n else prober(out)
+    return out
 
 
-def _check_values(values: Mapping[str, Any], graph: Graph, n: int) -> dict[str, Array]:
+@contextmanager
+def _quiet_callbacks() -> Iterator[None]:
+    """JAX logs the traceback of what a simulator on the host raises, which is raised again in its own words."""
+    log = logging.getLogger("jax._src.callback")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _was_interrupted(error: BaseException, simulators: Sequence[Simulator]) -> bool:
+    """Ctrl-C, which XLA turns into an error of its own if it comes while a simulator on the host is called."""
+    failures = [s.failure[0] for s in simulators if s.failure is not None]
+    return any(isinstance(e, KeyboardInterrupt) for e in (error, *failures)) or "KeyboardInterrupt" in str(error)
+
+
+def _stop(console: Console, done: int, n: int, checkpoint: str | Path | None, given: Mapping[str, Any]) -> None:
+    """Say what is there after Ctrl-C, or raise it where nothing can be returned, or needs to be."""
+    if checkpoint is not None:
+        raise KeyboardInterrupt(
+            f"Interrupted: {done} of {n} simulations are in {checkpoint}; the same call resumes from there."
+        )
+    if not done or given:  # given values belong to a simulation each
+        raise KeyboardInterrupt(f"Interrupted after {done} of {n} simulations.")
+    _say(console, f"Interrupted: {done} of {n} simulations are finished, and returned.")
+
+
+def _say(console: Console | None, text: str) -> None:
+    (console or Console(stderr=True)).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _check_values(values: Mapping[str, Any] | xr.DataTree, graph: Graph, n: int) -> dict[str, Array]:
+    if isinstance(values, xr.DataTree):
+        values = _from_tree(values, graph, n)
     out = {}
     for name, x in values.items():
         if name not in graph.sites:
@@ -157,14 +279,33 @@ def _check_values(values: Mapping[str, Any], graph: Graph, n: int) -> dict[str, 
     return out
 
 
+def _from_tree(tree: xr.DataTree, graph: Graph, n: int) -> dict[str, np.ndarray]:
+    """The sites among posterior draws, chains and draws in one axis."""
+    draws = tree["posterior"].dataset if "posterior" in tree.children else tree.dataset
+    out = {}
+    for name in graph.sites:
+        if name in draws:
+            x = draws[name].transpose("chain", "draw", ...).values
+            out[name] = x.reshape(-1, *x.shape[2:])
+            if x.ndim - 2 > len(graph.sites[name].shape):
+                raise ValueError(
+                    f"The draws of '{name}' are for many observations: their axes are {draws[name].dims}. Choose one, "
+                    f"for example values=draws.isel({draws[name].dims[2]}=0)."
+                )
+            if len(out[name]) != n:
+                raise ValueError(f"values has {len(out[name])} draws, but n is {n}: give simulate the number of draws.")
+    if not out:
+        raise ValueError(f"values is a DataTree without draws of any of the sites {list(graph.sites)}.")
+    return out
+
+
 class _Parts:
     """Simulations on disk, as far as they have come."""
 
-    def __init__(self, folder: Path, graph: Graph, n: int, chunk: int, key: PRNGKeyArray, given: Mapping[str, Array]):
+    def __init__(self, folder: Path, prober: Prober, n: int, chunk: int, key: PRNGKeyArray, given: Mapping[str, Array]):
         fixed = digest(*(part for name, x in given.items() for part in (name.encode(), np.asarray(x).tobytes())))
-        self.run = json.dumps(
-            {"program": graph.fingerprint, "n": n, "chunk": chunk, "key": key_words(key), "values": fixed}
-        )
+        self.run = {"program": prober.graph.fingerprint, "n": n, "chunk": chunk, "key": key_words(key), "values": fixed}
+        self.prober = prober
         self.folder = folder
 
     def _path(self, start: int) -> Path:
@@ -176,16 +317,20 @@ class _Parts:
         if not path.exists():
             return None
         arrays, about = load_arrays(path)
-        if about.get("run") != self.run:
-            raise Unusable(
-                f"The simulations in {self.folder} are of another run (program, number or key): "
-                "give another folder, or delete it to start again."
-            )
-        return arrays
+        again = "Give another folder, or delete it to start again."
+        if about.get("run") != json.dumps(self.run):
+            raise Unusable(f"The simulations in {self.folder} are of another run (program, number or key). {again}")
+        certain, doubtful = self.prober.differences(Probe.restored(arrays, json.loads(about["probe"])))
+        if certain or doubtful:
+            differ = "; ".join(certain + doubtful)
+            raise Unusable(f"The simulations in {self.folder} were begun with another program: {differ}. {again}")
+        return {name.removeprefix("site."): x for name, x in arrays.items() if name.startswith("site.")}
 
     def write(self, start: int, part: Mapping[str, np.ndarray]) -> None:
-        arrays = {name: np.ascontiguousarray(x) for name, x in part.items()}
-        write_atomically(self._path(start), pack_arrays(arrays, {"run": self.run}))
+        probe = self.prober(part)
+        arrays = {f"site.{name}": np.ascontiguousarray(x) for name, x in part.items()} | probe.arrays()
+        about = {"run": json.dumps(self.run), "probe": json.dumps(probe.about())}
+        write_atomically(self._path(start), pack_arrays(arrays, about))
 
 
 def _explain(simulators: Sequence[Simulator]) -> None:
@@ -194,12 +339,15 @@ def _explain(simulators: Sequence[Simulator]) -> None:
         if simulator.failure is not None:
             cause, words = simulator.failure
             raise RuntimeError(
-                f"{words}. Mend it there, or let it return NaN: such simulations are counted and left out."
+                f"{words}. Fix it there, or let it return NaN, which cpe.simulate(..., on_error='nan') does for it: "
+                "such simulations are counted and left out."
             ) from cause
 
 
-def finite(values: Mapping[str, np.ndarray], graph: Graph, console: Console | None = None) -> Simulations:
-    """The simulations whose values are all finite, in float32; more than 10 % of others is an error."""
+def finite(
+    values: Mapping[str, np.ndarray], graph: Graph, console: Console | None = None, max_invalid: float = 0.1
+) -> Simulations:
+    """The simulations whose values are all finite, in float32; a larger share of others is an error."""
     n = len(next(iter(values.values())))
     with np.errstate(over="ignore"):
         good = {name: np.isfinite(np.asarray(values[name], np.float32)).reshape(n, -1).all(1) for name in graph.sites}
@@ -211,14 +359,77 @@ def finite(values: Mapping[str, np.ndarray], graph: Graph, console: Console | No
         at = ", ".join(f"{p} = {words(values[p][row])}" for p in graph.parameters if p != first)
         what = f"{bad} of {n} simulations ({100 * bad / n:.1f} %) are not finite; the first bad site is '{first}'"
         what += f", for instance at {at}" if at else ""
-        if bad > 0.1 * n:
+        if bad > max_invalid * n:
             raise ValueError(
-                f"{what}. More than 10 % would bias the posterior: mend the simulator there, or choose a prior that "
-                "does not reach such values."
+                f"{what}. More than {100 * max_invalid:g} % are an error: if they are accidents, leaving them out "
+                "biases the posterior, away from where they happen. Fix the simulator there, or choose a prior that "
+                "does not reach such values. If they are outcomes of the model that are not observed, they do no harm: "
+                "give cpe.simulate a larger max_invalid."
             )
-        message = f"{what}. They are left out."
-        (console or Console(stderr=True)).print(message, highlight=False, markup=False, soft_wrap=True)
+        _say(console, f"{what}. They are left out.")
     return Simulations({name: np.asarray(x)[every] for name, x in values.items()}, graph, bad)
+
+
+FEW_STEPS = 10_000
+"""Data that spread over fewer steps of float32 are centred in float64 first; in others a step is below 1e-4 of it."""
+NO_DIGITS = 100
+"""Values that spread over fewer steps of float32 have lost what they say: a step is above 1e-2 of the spread."""
+
+
+def offsets(values: Mapping[str, np.ndarray], graph: Graph) -> dict[str, np.ndarray]:
+    """What to take from data so that float32 holds their digits, `{site: shape}`; sites that need none are left out.
+
+    One value for all members of a plate, which stay exchangeable, or, if that is not enough, one for each.
+    """
+    out = {}
+    for name in graph.data:
+        site, x = graph.sites[name], np.asarray(values[name])
+        if x.dtype == np.float32 or x.dtype.kind not in "fiu" or not len(x):
+            continue
+        x = x.astype(np.float64)
+        if not _steps(x, FEW_STEPS).any():
+            continue
+        plates = tuple(i for i, d in enumerate(site.dims) if d is not None)
+        common = np.median(x, axis=(0, *(i + 1 for i in plates)), keepdims=True)[0]
+        offset = np.broadcast_to(common, site.shape)
+        if _steps(x - offset, FEW_STEPS).any():
+            offset = np.median(x, axis=0)
+        out[name] = np.array(offset)
+    return out
+
+
+def _steps(x: np.ndarray, fewest: int) -> np.ndarray:
+    """Which columns of `x`, `(n, ...)`, vary, but over fewer steps of float32 than `fewest`."""
+    x = x[:1000]  # a thousand tell
+    low, middle, high = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
+    with np.errstate(over="ignore"):
+        step = np.spacing(np.abs(middle).astype(np.float32)).astype(np.float64)
+    spread, sd = high - low, x.std(axis=0, dtype=np.float64)
+    return np.asarray((np.maximum(spread, sd) < fewest * step) & (x != x[:1]).any(axis=0))
+
+
+def say_without_digits(values: Mapping[str, np.ndarray], graph: Graph, console: Console | None = None) -> int:
+    """Say which values have no digits left in float32, in which JAX computes; return how many do."""
+    total = 0
+    for name, site in graph.sites.items():
+        x = np.asarray(values[name])
+        if x.dtype != np.float32 or len(x) < 2:
+            continue
+        # What never changes may be a constant of the model, unless it is large data.
+        swallowed = (x == x[:1]).all(axis=0) & (np.abs(x[0]) >= 1e5) & site.observed
+        lost = _steps(x, NO_DIGITS) | swallowed
+        count = int(lost.sum())
+        if count:
+            at = float(np.abs(x[0])[lost].max())
+            _say(
+                console,
+                f"Warning: {count} of {lost.size} values of site '{name}' have no digits left: float32 has steps of "
+                f"{np.spacing(np.float32(at)):.2g} at {at:.4g}, and they spread over fewer than {NO_DIGITS} of these. "
+                "Let the program draw them less a constant, or return them from a cpe.Simulator(..., host=True), whose "
+                "data are kept in float64.",
+            )
+        total += count
+    return total
 
 
 def words(value: Any) -> str:
