@@ -43,8 +43,6 @@ MOST_NUMBERS = 30_000_000
 """How many numbers sampling holds at once on a core; more draws than that allows go in chunks."""
 SCORED = 200
 """Held-out simulations by which a fit is scored."""
-_OBSERVATIONS = ("observation", "dataset", "given")
-"""What the axis of observations is called: the first of these that is not a plate."""
 SHARE = 5000
 """More draws than that for one observation are shared among the cores."""
 
@@ -695,10 +693,9 @@ class Posterior:
         if isinstance(draws, xr.DataTree):
             source = draws["posterior"].dataset if "posterior" in draws.children else draws.dataset
         named = isinstance(source, xr.Dataset)
-        axis = next((d for d in _OBSERVATIONS if d not in self.graph.plates), _OBSERVATIONS[0])
         expected: list[tuple[str, ...]] = [("chain", "draw") if named else ("draw",)]
         if count is not None:
-            expected = [(axis, *expected[0])] if named else [("observation", "draw"), ("observation",)]
+            expected = [("observation", *expected[0])] if named else [("observation", "draw"), ("observation",)]
         values: dict[str, Array] = {}
         shape: tuple[int, ...] | None = None
         names = [name for name in self.graph.sites if name not in given]
