@@ -203,7 +203,9 @@ def main():
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--simulations", type=int, default=10_000)
-    parser.add_argument("--steps", type=int, help="of training, for a quicker look; the default is that of cpe.Training")
+    parser.add_argument(
+        "--steps", type=int, help="of training, for a quicker look; the default is that of cpe.Training"
+    )
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if options.tables:

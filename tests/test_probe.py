@@ -81,10 +81,10 @@ def test_one_value_of_many_is_seen():
 
 
 def test_fit_refuses_simulations_of_another_program(simulations):
-    with pytest.raises(
-        ValueError, match="The simulations are of another program: site 'y' has another distribution, or"
-    ):
+    with pytest.raises(ValueError, match=r"simulations are of another program: constant 'design' \(plate row\)"):
         cpe.fit(regression, simulations, one_more(X), key=KEY)
+    with pytest.raises(ValueError, match="simulations are of another program: site 'y' has another distribution, or"):
+        cpe.fit(regression, simulations, X, key=KEY, scale=1.1)
 
 
 def test_load_refuses_another_program(simulations, tmp_path):
@@ -97,7 +97,7 @@ def test_load_refuses_another_program(simulations, tmp_path):
     for options, differ in (({"scale": 2.0}, "'y' has another dist"), ({"far": 2.0}, "'z' has another simulator")):
         with pytest.raises(ValueError, match=f"fitted to another program: site {differ}"):
             cpe.load(tmp_path, regression, X, **options)
-    with pytest.raises(ValueError, match="fitted to another program: site 'y' has another"):
+    with pytest.raises(ValueError, match="fitted to another program: constant 'design'"):
         cpe.load(tmp_path, regression, one_more(X))
     with pytest.raises(TypeError, match=r"cpe\.load has no option 'metod'.*Did you mean 'method'"):
         cpe.load(tmp_path, regression, X, metod=method)
