@@ -616,7 +616,7 @@ class AncestralFlow(Flow):
         """A function that draws the coordinates of one level, one after the other along the sites' chains."""
         grid = jnp.linspace(0.0, 1.0, steps + 1)
         shape = (len(run.sites[0]), n, *self.plan.shape(run.table.plates))
-        limit = self._limits([name for name, _ in self.plan.groups[run.group].nodes])
+        limits = self._limits([name for name, _ in self.plan.groups[run.group].nodes])
 
         def draw_node(tables: Tables, x: tuple[Array, Array, Array]) -> tuple[Tables, Array]:
             nodes, chain, noise = x
@@ -632,8 +632,7 @@ class AncestralFlow(Flow):
                     return net.field(_lift(row, y.ndim + 1), y, context.hidden)
 
                 w = _rk45(field, noise)
-            limits = _lift(limit[nodes], w.ndim)
-            z = jnp.clip(context.mixture.bend(w), -limits, limits)
+            z = jnp.clip(context.mixture.bend(w), *(_lift(x[nodes], w.ndim) for x in limits))
             last = jnp.moveaxis(z, 0, -1)
             table = tables[run.table].at[..., chain[0]].set(last).at[..., chain[1]].set(quantile(last))
             return tables | {run.table: table}, z
@@ -725,17 +724,18 @@ class AncestralFlow(Flow):
         def counts(name: str, k: int) -> bool:
             return k < self.plan.sizes[name] and sites[name].origin not in fixed
 
-        limits = self._limits([s for level in run.sites for s in level]).reshape(len(run.sites), 1, -1)
+        limits = self._limits([s for level in run.sites for s in level])
         real = np.array([[[counts(s, k) for s in level] for k in range(z.shape[1])] for level in run.sites])
         rest = (1,) * (z.ndim - 3)
-        return jnp.sum((jnp.abs(z) >= limits.reshape(*limits.shape, *rest)) & real.reshape(*real.shape, *rest))
+        low, high = limits.reshape(2, len(run.sites), 1, -1, *rest)
+        return jnp.sum(((z <= low) | (z >= high)) & real.reshape(*real.shape, *rest))
 
-    def _limits(self, names: Sequence[str]) -> Float[Array, " sites"]:
-        """How far the coordinates of some sites go."""
+    def _limits(self, names: Sequence[str]) -> Float[Array, "2 sites"]:
+        """The least and the greatest coordinates of some sites."""
         origins = [self.plan.graph.sites[name].origin for name in names]
         once = list(dict.fromkeys(origins))
-        each = jnp.stack([self.coordinates.limit(origin) for origin in once])
-        return each[np.array([once.index(origin) for origin in origins])]
+        each = jnp.stack([self.coordinates.limit(origin) for origin in once], axis=1)
+        return each[:, np.array([once.index(origin) for origin in origins])]
 
     # Density
 

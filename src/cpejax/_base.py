@@ -51,8 +51,8 @@ class Prior(Fixed):
         """How many values `to_values` clips: prior coordinates beyond what can be drawn."""
         if self.vector.kind != "prior":
             return {}
-        limits = [self.vector.coordinates.limit(label.site) for label in self.vector.labels]
-        return {"clipped": jnp.sum(jnp.abs(u) > jnp.stack(limits))}
+        low, high = jnp.stack([self.vector.coordinates.limit(label.site) for label in self.vector.labels], axis=1)
+        return {"clipped": jnp.sum((u < low) | (u > high))}
 
     def log_volume(self, values: Values) -> Float[Array, " n"]:
         """`log |du / dθ|`."""

@@ -48,8 +48,8 @@ class Coordinates(Fixed):
     Families without quantile function (Dirichlet, LKJCholesky) use the bijection of their support, shifted and scaled
     by `shift`; N(0, 1) is then not their prior but only the base, and the density has the bijection's Jacobian. With
     `free`, all families do.
-    Where the prior has a long tail, `reach` is the furthest coordinate that was simulated: values are not extrapolated
-    beyond it.
+    Where the prior has a long tail, `reach` has the least and the greatest coordinate that were simulated: values are
+    not extrapolated beyond them.
     `program` takes no arguments: bind them first. `example` is the first simulation, by which a program can be told
     from another that has the same graph.
     """
@@ -57,7 +57,7 @@ class Coordinates(Fixed):
     program: Program = eqx.field(static=True)
     graph: Graph = eqx.field(static=True)
     shift: dict[str, tuple[Array, Array]]
-    reach: dict[str, Float[Array, ""]]
+    reach: dict[str, Float[Array, "2"]]
     example: Values
     limits: tuple[tuple[str, float], ...] = eqx.field(static=True)
     uniform: frozenset[str] = eqx.field(static=True)  # the parameters whose prior is uniform
@@ -102,23 +102,24 @@ class Coordinates(Fixed):
 
             found = jax.jit(jax.vmap(unconstrained))({k: v[:10_000] for k, v in values.items()})
             self.shift = {name: (u.mean(0), u.std(0) + 1e-6) for name, u in found.items()}
-        self.reach = {name: jnp.asarray(jnp.inf) for name in curved}
+        self.reach = {}
         if curved:
 
-            def furthest(example: Values) -> Values:
+            def ends(example: Values) -> Values:
                 z = self.to_z(example)
-                return {name: jnp.abs(z[name]).max() for name in curved}
+                return {name: jnp.stack([z[name].min(), z[name].max()]) for name in curved}
 
-            found = jax.jit(lambda v: jax.lax.map(furthest, v, batch_size=1000))(values)
-            self.reach = {name: x.max() for name, x in found.items()}
+            found = jax.jit(lambda v: jax.lax.map(ends, v, batch_size=1000))(values)
+            self.reach = {name: jnp.stack([x[:, 0].min(), x[:, 1].max()]) for name, x in found.items()}
 
-    def limit(self, name: str) -> Float[Array, ""]:
-        """Coordinates of a site beyond ±`limit` are clipped.
+    def limit(self, name: str) -> Float[Array, "2"]:
+        """The least and the greatest coordinate of a site; those beyond are clipped.
 
-        Its quantile function cannot take them, or they are beyond what was simulated of a heavy tail.
+        Its quantile function cannot take them, or they are beyond what was simulated of a long tail.
         """
-        family = jnp.asarray(dict(self.limits).get(name, math.inf))
-        return jnp.minimum(family, self.reach[name]) if name in self.reach else family
+        furthest = dict(self.limits).get(name, math.inf)
+        family = jnp.asarray([-furthest, furthest])
+        return jnp.clip(self.reach[name], *family) if name in self.reach else family
 
     def visit(self, values: Values, visit: Callable[[str, dist.Distribution, Array], None]) -> None:
         """Call `visit(name, distribution, value)` at each parameter, with every site's value given."""
@@ -141,8 +142,7 @@ class Coordinates(Fixed):
             mean, sd = jax.lax.stop_gradient(self.shift[name])
             return from_free(fn, mean + sd * z)
         if name in self.reach:
-            reach = jax.lax.stop_gradient(self.reach[name])
-            z = jnp.clip(z, -reach, reach)
+            z = jnp.clip(z, *jax.lax.stop_gradient(self.reach[name]))
         return from_normal(fn, z)
 
     def to_z(self, values: Values) -> Values:
