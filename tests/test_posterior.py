@@ -359,6 +359,7 @@ def test_given_parameters_of_a_normal_model():
 # ---- the mode
 
 
+@pytest.mark.slow
 def test_the_mode_is_where_the_density_is_highest():
     def program():
         a = numpyro.sample("a", dist.HalfNormal(2.0))
@@ -377,12 +378,14 @@ def test_the_mode_is_where_the_density_is_highest():
 
 
 def test_the_mode_given_parameters(posterior, given):
-    mode, height = posterior.map({**given, "mu": 0.4}, key=KEY, draws=20, starts=1, steps=20)
+    mode, height = posterior.map({**given, "mu": 0.4}, key=KEY, draws=20, starts=1, steps=40)
     assert set(mode) == {"theta"}
     assert mode["theta"].shape == (3, 2)
     np.testing.assert_allclose(
         posterior.log_prob({"theta": mode["theta"][None]}, given={**given, "mu": 0.4}), height, rtol=1e-4
     )
+    drawn = posterior.sample(20, given={**given, "mu": 0.4}, key=KEY)
+    assert height > posterior.log_prob(drawn, given={**given, "mu": 0.4}).max() + 0.1  # it was climbed
     with pytest.raises(ValueError, match="map takes one observation"):
         posterior.map(MANY, key=KEY)
 
