@@ -671,9 +671,9 @@ KNOWN = [(regression, 0.3), (errors, ERRORS), (groups, 0.5), (three_levels, 0.5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "noise"), KNOWN, ids=[p.__name__ for p, _ in KNOWN])
 def test_posteriors_are_those_in_closed_form(program, noise):
-    simulations = cpe.simulate(program, 5000, observed=["y"], key=KEY)
+    simulations = cpe.simulate(program, 8000, observed=["y"], key=KEY)
     posterior = cpe.fit(
-        program, simulations, method=cpe.CPE(**SMALL), steps=3000, max_epochs=60, key=jax.random.key(1), progress=False
+        program, simulations, method=cpe.CPE(**SMALL), steps=6000, key=jax.random.key(1), progress=False
     )
     to_mean, covariance = linear_normal(program, noise)
     sd = np.sqrt(np.diag(covariance))

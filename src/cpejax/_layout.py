@@ -244,6 +244,10 @@ def table_constants(graph: Graph) -> dict[Table, np.ndarray]:
         plates = tuple(p for p in order if p in constant.plates)
         values = np.moveaxis(constant.values, [constant.plates.index(p) for p in plates], range(len(plates)))
         found.setdefault(plates, []).append(_scaled(constant, values))
+    for plates, columns in found.items():  # of a few members that differ, also which it is
+        shape = columns[0].shape[:-1]
+        if len(plates) == 1 and shape[0] <= FEW_MEMBERS:
+            columns.append(np.eye(shape[0]))
     for link in picks(graph):
         size = 1 + max(s.index[[p for p, _ in s.index].index(link.target)][1] for s in _family(graph, link))
         found.setdefault(link.source, []).append(np.eye(size)[link.index.values[..., 0]])
