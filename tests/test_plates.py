@@ -540,6 +540,15 @@ def test_a_group_reads_the_members_that_point_to_it_and_no_others():
     assert ((jacobian != 0) == (np.arange(4)[:, None] == GROUP)).all()
 
 
+def test_unrolled_effects_may_have_different_features():
+    """Of two effects one may have heavy tails in the simulations, and the other not."""
+    graph = graph_of(crossed_by_index)
+    values = {n: RNG.normal(size=(500, *s.shape)).astype(np.float32) for n, s in graph.sites.items()}
+    values["b"][7, 1] = 1e3
+    flow = cpe.CPE(**SMALL).build(crossed_by_index, graph, values, key=KEY)
+    assert len({flow.standard[f"b[{i}]"].size for i in range(3)}) == 2
+
+
 def test_the_order_of_members_in_a_group_does_not_matter():
     flow, simulations = built(groups)
     values = {n: jnp.asarray(simulations[n]) for n in simulations}

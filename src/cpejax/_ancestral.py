@@ -417,7 +417,31 @@ class AncestralFlow(Flow):
         found = jax.vmap(self.coordinates.to_z)(values)
         z = {n: found[sites[n].origin][_place(sites[n], self.coordinates.graph)] for n in self.plan.posterior.order}
         n = len(next(iter(values.values())))
-        return z, self._tables("parameters", self._scale_all(self.plan.posterior.order, values), z, n)
+        tables = self._tables("parameters", self._scale_all(self.plan.posterior.order, values), z, n)
+        return z, self._with_measured(tables, self.plan.posterior.order, lambda name: values[name], set())
+
+    def _with_measured(
+        self, tables: Tables, names: Sequence[str], get: Callable[[str], Array], shared: set[str]
+    ) -> Tables:
+        """For parameters that have a datum of their kind: its coordinate if it were the parameter, and how fast that
+        changes. `get`: the values of sites, `(n, ...)`, or of those in `shared` without that axis.
+        """
+        for name in (n for n in names if n in self.plan.measured):
+            datum, columns = self.plan.measured[name]
+
+            def look(values: Values, x: Array, name: str = name) -> Array:
+                def to_z(x: Array) -> Array:
+                    return self.coordinates.to_z({**values, name: x})[name]
+
+                z, slope = jax.jvp(to_z, (x,), (jnp.ones_like(x),))
+                return jnp.concatenate([jnp.clip(z, -15.0, 15.0), jnp.log(jnp.abs(slope) + 1e-6)], axis=-1)
+
+            given = {origin: get(origin) for origin in self.coordinates.graph.sites}
+            axes = {origin: None if origin in shared else 0 for origin in given}
+            found = jax.vmap(look, in_axes=(axes, axes[datum]))(given, given[datum])
+            table, _ = self.plan.features[name]
+            tables = tables | {table: tables[table].at[..., columns].set(found)}
+        return tables
 
     def _coordinates_of(self, group: Group, z: Values) -> Float[Array, "k n *plates"]:
         return jnp.stack([z[name][..., k] for name, k in group.nodes])
@@ -435,10 +459,16 @@ class AncestralFlow(Flow):
 
         def read(reading: Reading, at: tuple[str, ...]) -> Float[Array, "k n *plates p"]:
             columns = jnp.asarray(reading.columns)[net.which.numbers]
-            if reading.across or not set(reading.table.plates) <= set(at):
-                x = self._at(tables[reading.table], reading.table.plates, at)
+            if reading.across:
                 lead = [columns.shape[1 + reading.across.index(p)] if p in reading.across else 1 for p in at]
-                return jnp.take_along_axis(x[None], columns.reshape(len(columns), 1, *lead, -1), axis=-1)
+                columns = columns.reshape(len(columns), *lead, -1)
+                if not reading.table.plates:
+                    return jnp.moveaxis(jnp.take(tables[reading.table], columns, axis=1), 1, 0)
+                x = self._at(tables[reading.table], reading.table.plates, at)
+                return jnp.take_along_axis(x[None], columns[:, None], axis=-1)
+            if not set(reading.table.plates) <= set(at):
+                x = self._at(tables[reading.table], reading.table.plates, at)
+                return jnp.moveaxis(x[..., columns], -2, 0)
             x = jnp.moveaxis(tables[reading.table][..., columns], -2, 0)
             sizes = iter(x.shape[2:-1])
             return x.reshape(*x.shape[:2], *(next(sizes) if p in reading.table.plates else 1 for p in at), x.shape[-1])
@@ -696,6 +726,8 @@ class AncestralFlow(Flow):
         def body(carry: tuple, x: tuple) -> tuple:
             tables, drawn = carry
             level, nodes, chain, columns, key = x
+            if len(run.sites) == 1:
+                tables = self._with_measured(tables, run.sites[0], getter(drawn), data)
             tables, z = draw(tables, nodes, chain, key)
             branches = [lambda d, z, level=level: finish(level, d, z) for level in range(len(run.sites))]
             out, features = jax.lax.switch(level, branches, drawn, z)

@@ -101,7 +101,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """The least squares fit of a data site's features on the constants of its members, all members at once.
+    """The least squares fit of a data site's features on the constants and the groups of its members, all at once.
 
     - `solve`: `(coefficients, members)`, from a feature to its coefficients.
     - `fitted`: `(members, rank)`, an orthonormal basis of what constants and groups can fit.
@@ -131,6 +131,7 @@ class Layout:
     products: dict[str, slice] = field(default_factory=dict)  # of a data site's features and constants: where they are
     regressions: dict[str, Regression] = field(default_factory=dict)  # of data sites on what tells members apart
     summaries: dict[str, tuple[Table, slice]] = field(default_factory=dict)  # where their results are
+    measured: dict[str, tuple[str, slice]] = field(default_factory=dict)  # the datum of a parameter, and its columns
 
     @property
     def graph(self) -> Graph:
@@ -148,6 +149,10 @@ MOST_PRODUCTS = 256
 
 FEW_MEMBERS = 24
 """Members that differ: up to so many, each goes through a network with hidden blocks before they are pooled."""
+
+
+MOST_COEFFICIENTS = 64
+"""Coefficients of the regression of data on constants and groups; with more, those of groups are left out."""
 
 
 def layout(
@@ -171,6 +176,8 @@ def layout(
     where: dict[str, tuple[Table, slice]] = {}
     chain: dict[str, slice] = {}
     products: dict[str, slice] = {}
+    data = _measured(graph)
+    measured: dict[str, tuple[str, slice]] = {}
     for name, site in graph.sites.items():
         table = Table("data" if site.observed else "parameters", plates[name])
         start = widths.get(table, 0)
@@ -179,6 +186,9 @@ def layout(
         if not site.observed and sizes[name] > 1:
             chain[name] = slice(widths[table], widths[table] + 2 * sizes[name])
             widths[table] += 2 * sizes[name]
+        if name in data:
+            measured[name] = (data[name], slice(widths[table], widths[table] + 2))
+            widths[table] += 2
         many = features[name] * sum(widths[t] for t in multiplied(graph, constants, name))
         if site.observed and site.origin not in embedded and 0 < many <= MOST_PRODUCTS:
             products[name] = slice(widths[table], widths[table] + many)
@@ -194,7 +204,7 @@ def layout(
     signature: dict[str, tuple] = {name: _stages(posterior, name) for name in posterior.order}
     groups: list[Group] = []
     group_of: dict[str, int] = {}
-    places = _Places(where, chain, products, widths, results)
+    places = _Places(where, chain, products, widths, results, measured)
     for sign in dict.fromkeys(signature.values()):
         members = [n for n in posterior.order if signature[n] == sign]
         nodes = tuple((n, k) for n in members for k in range(sizes[n]))
@@ -211,10 +221,12 @@ def layout(
         groups.append(Group(plates[members[0]], nodes, tuple(stages)))
     runs = tuple(
         _run(group, levels, groups[group], sizes, widths, where, chain)
-        for group, levels in _levels(posterior, group_of, sizes, features)
+        for group, levels in _levels(posterior, group_of, sizes, features, measured)
     )
     fits = {name: regression(graph, constants, name) for name in results}
-    return Layout(posterior, sizes, widths, where, chain, tuple(groups), runs, constants, products, fits, results)
+    return Layout(
+        posterior, sizes, widths, where, chain, tuple(groups), runs, constants, products, fits, results, measured
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +238,26 @@ class _Places:
     products: dict[str, slice]
     widths: dict[Table, int]
     summaries: dict[str, tuple[Table, slice]]
+    measured: dict[str, tuple[str, slice]]
+
+
+def _measured(graph: Graph) -> dict[str, str]:
+    """Parameters of members that differ, each with a datum of its own kind: both real, one value for each member.
+
+    If the datum is the parameter with an error, then in the parameter's own coordinate, whose scale other parameters
+    set, it is what a small error makes certain, and networks would have to learn to divide.
+    """
+    differ = {p for c in graph.constants.values() for p in c.plates}
+    out: dict[str, str] = {}
+    for name in graph.parameters:
+        site = graph.sites[name]
+        for child in graph.children[name]:
+            datum = graph.sites[child]
+            alike = (site.dims, site.shape, site.support) == (datum.dims, datum.shape, datum.support)
+            scalar = site.support == "real" and not site.event_shape and not site.index
+            if datum.observed and alike and scalar and differ & set(site.plates):
+                out.setdefault(name, child)
+    return out
 
 
 # Constants
@@ -296,9 +328,11 @@ def regression(graph: Graph, constants: Mapping[Table, np.ndarray], name: str) -
     columns += [spread(constants[t][0, ..., :-2], t.plates) for t in multiplied(graph, constants, name)]
     outer = [g for g in graph.around(name) - set(plates) if graph.plates[g] * members <= 10**7]
     groups = [spread(np.eye(graph.plates[g]), (g,)) for g in outer]
-    design = np.concatenate(columns, axis=1)
-    u, scale, _ = np.linalg.svd(np.concatenate([design, *groups], axis=1), full_matrices=False)
+    design = np.concatenate([*columns, *groups], axis=1)
+    u, scale, _ = np.linalg.svd(design, full_matrices=False)
     fitted = u[:, scale > 1e-5 * scale.max()]
+    if design.shape[1] > MOST_COEFFICIENTS:  # those of the groups are too many
+        design = np.concatenate(columns, axis=1)
     return Regression(np.linalg.pinv(design, rcond=1e-5).astype(np.float32), fitted.astype(np.float32))
 
 
@@ -414,6 +448,9 @@ def _readings(
             if parent in places.summaries and not pooled and not at & graph.around(parent):
                 table, columns = places.summaries[parent]
                 found.setdefault(table, [[] for _ in nodes])[i] += range(columns.start, columns.stop)
+        if name in places.measured and not pooled:
+            columns = places.measured[name][1]
+            found.setdefault(places.features[name][0], [[] for _ in nodes])[i] += range(columns.start, columns.stop)
         if k > 0:
             table, _ = places.features[name]
             chain = places.chain[name]
@@ -445,8 +482,8 @@ def _pointed(
     index = link.index.values[..., 0]
     out = []
     for members in kin.values():
-        table, first = places.features[members[0]]
-        width = first.stop - first.start
+        table, _ = places.features[members[0]]
+        width = max(places.features[m][1].stop - places.features[m][1].start for m in members.values())
         zero = places.widths[table] - 2
         columns = np.full((len(nodes), *index.shape, width), zero, np.int32)
         known = np.zeros(len(nodes), int)
@@ -454,7 +491,7 @@ def _pointed(
             for number, member in members.items():
                 if member in posterior.parents[name]:
                     place = places.features[member][1]
-                    columns[i][index == number] = np.arange(place.start, place.stop)
+                    columns[i][index == number, : place.stop - place.start] = np.arange(place.start, place.stop)
                     known[i] = width
         if known.any():
             out.append(Reading(table, columns, known, link.source))
@@ -462,7 +499,11 @@ def _pointed(
 
 
 def _levels(
-    posterior: PosteriorProgram, group_of: dict[str, int], sizes: dict[str, int], features: dict[str, int]
+    posterior: PosteriorProgram,
+    group_of: dict[str, int],
+    sizes: dict[str, int],
+    features: dict[str, int],
+    measured: Mapping[str, object],
 ) -> list[tuple[int, list[tuple[str, ...]]]]:
     """The sites in sampling order, by level and group; consecutive levels that look the same are put together."""
     found: list[tuple[int, list[tuple[str, ...]]]] = []
@@ -472,12 +513,12 @@ def _levels(
         for name in level:
             by_group.setdefault(group_of[name], []).append(name)
         for group, names in by_group.items():
-            look = (group, [(posterior.graph.sites[n].shape, sizes[n], features[n]) for n in names])
+            look = (group, [(posterior.graph.sites[n].shape, sizes[n], features[n], n in measured) for n in names])
             if len(by_group) == 1 and look == last:
                 found[-1][1].append(tuple(names))
             else:
                 found.append((group, [tuple(names)]))
-            last = look if len(by_group) == 1 else None
+            last = look if len(by_group) == 1 and not measured.keys() & set(names) else None
     return found
 
 
