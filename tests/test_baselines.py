@@ -375,7 +375,7 @@ def test_any_subset_of_sites_can_be_given():
         posterior.sample(10, given={"a": 0.0, "b": 0.0, "y": 0.0}, key=KEY)
     with pytest.raises(ValueError, match=r"given\['c'\] is not a site; the sites are \['a', 'b', 'y'\]"):
         posterior.sample(10, given={"c": 0.0}, key=KEY)
-    with pytest.raises(ValueError, match=r"given\['a'\] is not a data site.* Only cpe.AIO"):
+    with pytest.raises(ValueError, match=r"given\['a'\] is not a data site.* Only cpe.CPE\(\) and cpe.AIO"):
         fitted("FMPE").sample(10, given={"y": 0.0, "a": 0.0}, key=KEY)
 
 

@@ -558,7 +558,7 @@ def test_fit_goes_on_after_ctrl_c_to_the_same_posterior(tmp_path, capsys, monkey
     simulations = cpe.simulate(single, 400, observed=["y"], key=KEY)
     options = {"method": SMALL, "key": KEY, "learning_rate": 1e-2, "max_epochs": 6}
     whole = cpe.fit(single, simulations, **options)
-    assert capsys.readouterr().err == ""  # there is no terminal
+    assert "epoch" not in capsys.readouterr().err  # there is no terminal, so no progress bar
     assert repr(whole).startswith("Posterior(a | y; CPE, ")
     assert isinstance(whole.history, History)
     assert whole.history.train[-1] < whole.history.train[0] - 0.05
