@@ -27,6 +27,7 @@ C2ST = {  # what the default may have at most
     "tree": 0.60,
     "two_moons": 0.568,
 }
+SMALL = cpe.CPE(width=16, depth=2, hidden=16, components=3)
 COVARIANCE = np.linalg.inv(np.eye(2) + np.ones((2, 2)) / 0.09)
 
 
@@ -43,7 +44,7 @@ def simulations():
 
 @pytest.fixture(scope="module")
 def posterior(simulations):
-    return cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=20)
+    return cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=20, method=SMALL, learning_rate=1e-2)
 
 
 def exact_log_density(rows):
@@ -101,7 +102,7 @@ def test_a_posterior_no_better_than_the_prior_is_warned_of(capsys):
         numpyro.sample("y", dist.Normal(1e-3 * a, 1.0))
 
     data = cpe.simulate(ignored, 500, observed=["y"], key=jax.random.key(0))
-    cpe.fit(ignored, data, key=jax.random.key(1), max_epochs=2)
+    cpe.fit(ignored, data, key=jax.random.key(1), max_epochs=2, method=SMALL)
     assert "no better than the prior" in capsys.readouterr().err
 
 
@@ -116,7 +117,7 @@ def test_a_density_that_is_not_one_is_an_error(posterior, simulations, monkeypat
 def test_a_loss_that_cannot_be_right_ends_training(simulations, monkeypatch):
     monkeypatch.setattr("cpejax._ancestral.AncestralFlow.least_loss", 100.0)
     with pytest.raises(FloatingPointError, match="cannot be right: no density of this flow"):
-        cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=2)
+        cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=2, method=SMALL)
 
 
 def test_training_that_diverges_keeps_the_best_weights(simulations, capsys):
@@ -125,7 +126,7 @@ def test_training_that_diverges_keeps_the_best_weights(simulations, capsys):
     rates = iter([1e-3, 1e-3, 1e30, 1e30, 1e30, 1e30])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(schedule), "rate", lambda *_: next(rates))
-        posterior = cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=6)
+        posterior = cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=6, method=SMALL)
     assert posterior.history.stopped.startswith("training diverged in epoch 3")
     assert posterior.history.best_epoch == 1
     assert "The weights of epoch 2 are kept" in capsys.readouterr().err
@@ -185,7 +186,7 @@ def heavy_program():
 
 def test_heavy_tails_and_data_beyond_all_simulations_blow_up_nothing(capsys):
     data = cpe.simulate(heavy_program, 500, observed=["y"], key=jax.random.key(0))
-    posterior = cpe.fit(heavy_program, data, key=jax.random.key(1), max_epochs=15)
+    posterior = cpe.fit(heavy_program, data, key=jax.random.key(1), max_epochs=15, method=SMALL, learning_rate=1e-2)
     assert posterior.history.informed
     for factor in (0.0, 1.0, 1e6, 1e30):
         given = {"y": np.float32(factor) * data["y"][0]}
