@@ -424,7 +424,20 @@ def test_volume_of_a_program_is_that_of_automatic_differentiation(whole):
 def test_limits_are_those_of_the_families(whole):
     coordinates, _ = whole
     assert dict(coordinates.limits) == {"tau": 8.0, "bound": 5.2, "masked": 8.0, "shift": 8.0, "rate": 8.0}
-    assert coordinates.limit("mu") == np.inf
+    np.testing.assert_array_equal(coordinates.limit("mu"), [-np.inf, np.inf])
+    np.testing.assert_array_equal(coordinates.limit("bound"), np.float32([-5.2, 5.2]))
+
+
+def test_values_of_a_long_tail_end_where_the_simulations_do():
+    def program():
+        scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
+        numpyro.sample("y", dist.Normal(0.0, scale))
+
+    values = {"scale": jnp.array([0.5, 1.0, 7.0]), "y": jnp.zeros(3)}
+    coordinates = Coordinates(program, cpe.Graph.from_program(program, observed=["y"]), values)
+    constrain = coordinates.constrainers({"scale": jnp.zeros(()), "y": jnp.zeros(())}, {"scale": jnp.zeros(1)})["scale"]
+    for z, expected in ((-6.0, 0.5), (0.0, 1.0), (6.0, 7.0)):
+        np.testing.assert_allclose(constrain({}, jnp.array([z])), expected, rtol=1e-4)
 
 
 def test_a_support_without_a_bijection_is_an_error():

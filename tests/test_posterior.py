@@ -378,6 +378,7 @@ def test_the_mode_is_where_the_density_is_highest():
     assert height >= posterior.log_prob({"a": drawn}, given={"x": 1.5}).max()
 
 
+@pytest.mark.slow
 def test_the_mode_given_parameters(posterior, given):
     mode, height = posterior.map({**given, "mu": 0.4}, key=KEY, draws=20, starts=1, steps=40)
     assert set(mode) == {"theta"}

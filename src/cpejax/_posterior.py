@@ -179,7 +179,8 @@ def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.n
 @eqx.filter_jit
 def _score(flow: Flow, values: Values, parameters: frozenset[str]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """The log-density of each simulation's parameters given its data, and under their prior."""
-    batch = max(1, min(SCORED, MOST_NUMBERS // (2 * flow.numbers_per_draw())))
+    n = len(next(iter(values.values())))
+    batch = max(1, min(n, MOST_NUMBERS // (2 * flow.numbers_per_draw())))
 
     def one(values: Values) -> tuple[Array, Array]:
         drawn = {name: x[None] for name, x in values.items() if name in parameters}
