@@ -18,9 +18,8 @@ demo: $(INSTALLED)  ## from a model and data to a report in demo/, and the same 
 	.venv/bin/cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out demo --simulations 15000 --steps 6000 --check-simulations 300
 	$(PYTHON) benchmarks/examples.py picture demo
 
-# In the files' order: by the number of tests, those with few long ones would come last, on one core.
 test: $(INSTALLED)  ## run the tests
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -n 2 --dist loadfile
 
 test-slow: $(INSTALLED)  ## run the tests that take longer
 	$(PYTHON) -m pytest -m slow
