@@ -12,8 +12,10 @@ Departures from the paper, each measured or explained in `docs/ancestral.md`:
   `tan a = t / (1 − t)`. The rectified loss is the same number, `∫ |u − v|² da` with `u = cos(a) w1 − sin(a) w0`, but
   the field of a normal law is zero, so that Euler steps are exact for it.
 * The loss has the weight `√tan a`, between the rectified loss (weight 1) and the likelihood's (weight `tan a`), and its
-  value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density,
-  whatever the mixture is, and losses of different epochs can be compared.
+  value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density, but no
+  proper score. Epochs are compared by the log-density itself.
+* The mixture's weights, means and scales are bounded, so that every output of a network is a distribution.
+* The density is that of the solver's steps, not of the differential equation: it integrates to one with any number.
 * Each node has its own network of time, and all networks an activation that is not SiLU (`softsign_linear`).
 """
 

@@ -280,8 +280,7 @@ def _check_probe(rows: Simulations, prober: Prober) -> Probe:
 
 def _say_doubtful(when: str, doubtful: Sequence[str]) -> None:
     if doubtful:
-        text = f"Warning: since {when}, {'; '.join(doubtful)}. If it gives other data now, nothing here is right."
-        Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+        _say(f"Warning: since {when}, {'; '.join(doubtful)}. If it gives other data now, nothing here is right.")
 
 
 def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulations:
@@ -420,8 +419,9 @@ class Posterior:
         drawn = sum(x.size for x in values.values())
         if counts.get("clipped", 0) > 0.01 * drawn:
             _say(
-                f"Warning: {100 * counts['clipped'] / drawn:.1f} % of the drawn values stand at the furthest that was "
-                "simulated of a prior with a long tail. The data may be beyond all simulations: see cpe.check."
+                f"Warning: {100 * counts['clipped'] / drawn:.1f} % of the drawn values stand at the limit of what can be "
+                "drawn: the furthest that was simulated of a prior with a long tail, or the last that float32 resolves "
+                "of others. The data may be beyond all simulations: see cpe.check."
             )
         seconds = time.perf_counter() - began
         acceptance = 1.0
