@@ -420,8 +420,8 @@ class Posterior:
         if counts.get("clipped", 0) > 0.01 * drawn:
             _say(
                 f"Warning: {100 * counts['clipped'] / drawn:.1f} % of the drawn values stand at the limit of what can "
-                "be drawn: the furthest that was simulated of a prior with a long tail, or the last that float32 resolves "
-                "of others. The data may be beyond all simulations: see cpe.check."
+                "be drawn: the furthest that was simulated of a prior with a long tail, or the last that float32 "
+                "resolves of others. The data may be beyond all simulations: see cpe.check."
             )
         seconds = time.perf_counter() - began
         acceptance = 1.0
