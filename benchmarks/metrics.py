@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from cpejax import _reference, metrics, tasks
-from cpejax._store import write_atomically
 from cpejax.tasks import Task, gaussian_mixture_2, two_moons
+from cpejax.util.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "metrics.json"
 N = 10_000

@@ -24,9 +24,10 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 import cpejax as cpe
-from cpejax import _cores, _posterior, _train
+from cpejax import _posterior, _train
 from cpejax._flow import Flow
 from cpejax._train import History, Training, _validation_loss, train
+from cpejax.util import cores as _cores
 
 KEY = jax.random.key(0)
 

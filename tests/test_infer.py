@@ -24,10 +24,11 @@ import xarray as xr
 from typer.testing import CliRunner
 
 import cpejax as cpe
-from cpejax import _posterior, _run, _store
+from cpejax import _posterior, _run
 from cpejax._methods import METHODS
 from cpejax._model import load_model
 from cpejax.cli import app
+from cpejax.util import files as _store
 
 MODEL = """
 import jax, numpyro, numpyro.distributions as dist

@@ -39,7 +39,6 @@ from cpejax._embed import Embedding, Fixed, Fourier, Standardise, softsign_linea
 from cpejax._flow import Flow, Solver
 from cpejax._graph import Graph, Site
 from cpejax._invert import PosteriorProgram
-from cpejax._keys import key_words
 from cpejax._layout import (
     Group,
     Layout,
@@ -57,6 +56,7 @@ from cpejax._layout import (
 from cpejax._mixture import Mixture, linear, quantile
 from cpejax._program import Program
 from cpejax._times import Runs
+from cpejax.util.keys import key_words
 
 Tables = dict[Table, Array]
 Field = Callable[[Array, Array], Array]

@@ -28,9 +28,9 @@ from cpejax._information import (
     regression_features,
     summary_statistics,
 )
-from cpejax._keys import check_key, key_words
 from cpejax._program import Program
 from cpejax._simulate import check_count, simulate
+from cpejax.util.keys import check_key, key_words
 
 MOST_NUMBERS = 50_000_000
 """How many drawn numbers there are at once; more observations go in chunks."""

@@ -19,7 +19,7 @@ from cpejax._flow import Method
 from cpejax._graph import Graph
 from cpejax._program import Program
 from cpejax._simulate import bind
-from cpejax._store import Unusable
+from cpejax.util.files import Unusable
 
 
 class Failure(Exception):

@@ -26,17 +26,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cpejax._coordinates import Coordinates, Values
-from cpejax._cores import WIDE, cores, known, on_cores
 from cpejax._flow import Flow, Method, Solver, count_weights
 from cpejax._graph import AXES, Graph
-from cpejax._keys import check_key, key_words
 from cpejax._methods import CPE, METHODS
 from cpejax._probe import Probe, Prober
 from cpejax._program import Centred, Program, run
 from cpejax._simulate import Simulations, bind, check_count, finite, offsets, say_without_digits, words
-from cpejax._store import digest, load_arrays, pack_arrays, write_atomically
 from cpejax._train import DIVERGED, History, Interrupt, Training, split, train
 from cpejax._vector import Vector
+from cpejax.util.cores import WIDE, cores, known, on_cores
+from cpejax.util.files import digest, load_arrays, pack_arrays, write_atomically
+from cpejax.util.keys import check_key, key_words
 
 FORMAT = 2
 MOST_NUMBERS = 30_000_000

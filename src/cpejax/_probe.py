@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from cpejax._graph import Graph
 from cpejax._program import Program, Simulator, distribution_features, run, unwrap
-from cpejax._store import digest
+from cpejax.util.files import digest
 
 POINTS = 3
 """The number of simulations at which a program is evaluated."""

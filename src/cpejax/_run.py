@@ -40,7 +40,7 @@ from cpejax._posterior import Posterior, _options, fit, load
 from cpejax._program import Simulator, read, unwrap
 from cpejax._report import Report, render
 from cpejax._simulate import Simulations, simulate
-from cpejax._store import Unusable, digest, is_part, write_atomically
+from cpejax.util.files import Unusable, digest, is_part, write_atomically
 
 FORMAT = 2
 STAGES = ("simulate", "fit", "sample", "check")

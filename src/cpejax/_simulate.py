@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cpejax._graph import Graph
-from cpejax._keys import check_key, key_words
 from cpejax._probe import Probe, Prober, code_of
 from cpejax._program import Program, Simulator, is_masked, mask_of, run, unwrap
-from cpejax._store import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
+from cpejax.util.files import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
+from cpejax.util.keys import check_key, key_words
 
 MOST_NUMBERS = 50_000_000
 """How many simulated numbers there are at once; more go in chunks, which changes nothing but the memory."""

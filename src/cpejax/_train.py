@@ -23,10 +23,10 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
 from cpejax._flow import Flow, trainable
-from cpejax._keys import key_words
-from cpejax._store import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
+from cpejax.util.cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
+from cpejax.util.files import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
+from cpejax.util.keys import key_words
 
 LARGE = 8192
 """Arrays of so many weights are updated each for itself."""

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cpejax as cpe
-from cpejax import _cores
-from cpejax._cores import channels_last
+from cpejax.util import cores as _cores
+from cpejax.util.cores import channels_last
 
 
 @pytest.fixture
