@@ -14,7 +14,7 @@ from scipy import stats
 import cpejax as cpe
 from cpejax._bijections import bijection, from_free, to_free
 from cpejax._coordinates import Coordinates
-from cpejax._quantiles import drawable, from_normal, is_exact, limit, to_normal
+from cpejax.program.quantiles import drawable, from_normal, is_exact, limit, to_normal
 
 EPS = float(np.finfo(np.float32).eps)
 truncated = dist.TruncatedDistribution

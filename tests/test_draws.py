@@ -10,8 +10,8 @@ from numpyro import handlers
 
 import cpejax as cpe
 from cpejax import _posterior
-from cpejax._program import Centred, run
 from cpejax._run import read_simulations, summarise, write_arrays
+from cpejax.program.tracing import Centred, run
 
 KEY = jax.random.key(0)
 QUICK = {"solver": "euler", "steps": 2, "key": KEY}

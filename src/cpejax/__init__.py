@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from cpejax._baselines import AIO, FMPE, PSE
 from cpejax._embed import ConvEmbedding, MLPEmbedding, RecurrentEmbedding, SetEmbedding
-from cpejax._graph import Graph, Site
-from cpejax._invert import PosteriorProgram, invert
 from cpejax._methods import CPE
 from cpejax._posterior import Posterior, fit, load
-from cpejax._program import Simulator
-from cpejax._simulate import Simulations, simulate
 from cpejax._train import History, Training
+from cpejax.program.graph import Graph, Site
+from cpejax.program.inverse import PosteriorProgram, invert
+from cpejax.program.simulate import Simulations, simulate
+from cpejax.program.tracing import Simulator
 
 if TYPE_CHECKING:
     from cpejax import metrics, plot, tasks

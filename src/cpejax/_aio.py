@@ -30,13 +30,13 @@ from cpejax._coordinates import Coordinates, Values, plates_last
 from cpejax._diffusion import Diffusion, Predict
 from cpejax._embed import Fixed, Standardise
 from cpejax._flow import Flow, Solver
-from cpejax._graph import Graph
-from cpejax._invert import invert
 from cpejax._ode import log_density, transport
-from cpejax._program import Program
 from cpejax._pse import Sampler
 from cpejax._times import Runs
 from cpejax._vector import Kind, labels_of
+from cpejax.program.graph import Graph
+from cpejax.program.inverse import invert
+from cpejax.program.tracing import Program
 
 Mask = Literal["directed", "undirected", "none"]
 

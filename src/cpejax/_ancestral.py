@@ -37,8 +37,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from cpejax._coordinates import Constrain, Coordinates, Shapes, Values, plates_first
 from cpejax._embed import Embedding, Fixed, Fourier, Standardise, softsign_linear
 from cpejax._flow import Flow, Solver
-from cpejax._graph import Graph, Site
-from cpejax._invert import PosteriorProgram
 from cpejax._layout import (
     Group,
     Layout,
@@ -54,8 +52,10 @@ from cpejax._layout import (
     table_constants,
 )
 from cpejax._mixture import Mixture, linear, quantile
-from cpejax._program import Program
 from cpejax._times import Runs
+from cpejax.program.graph import Graph, Site
+from cpejax.program.inverse import PosteriorProgram
+from cpejax.program.tracing import Program
 from cpejax.util.keys import key_words
 
 Tables = dict[Table, Array]

@@ -10,9 +10,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._coordinates import Coordinates, Values
 from cpejax._embed import Fixed
-from cpejax._graph import Graph
-from cpejax._program import Program, unwrap
 from cpejax._vector import Kind, Vector, prior_draw
+from cpejax.program.graph import Graph
+from cpejax.program.tracing import Program, unwrap
 
 
 class Prior(Fixed):

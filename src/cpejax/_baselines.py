@@ -15,10 +15,10 @@ from cpejax._diffusion import Diffusion
 from cpejax._embed import Embedding
 from cpejax._flow import Flow
 from cpejax._fmpe import FMPEFlow
-from cpejax._graph import Graph
-from cpejax._program import Program
 from cpejax._pse import PSEFlow, Sampler
 from cpejax._vector import Kind
+from cpejax.program.graph import Graph
+from cpejax.program.tracing import Program
 
 _TRAINING: Mapping[str, Any] = {"learning_rate": 1e-3, "weight_decay": 0.0}
 

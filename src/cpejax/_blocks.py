@@ -24,9 +24,9 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._graph import Graph
-from cpejax._invert import PosteriorProgram
 from cpejax._vector import Vector
+from cpejax.program.graph import Graph
+from cpejax.program.inverse import PosteriorProgram
 
 Storage = Literal["auto", "dense", "edges"]
 

@@ -17,7 +17,6 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from scipy import stats
 from scipy.special import gammaln
 
-from cpejax._graph import Graph
 from cpejax._information import (
     Features,
     Likelihood,
@@ -28,8 +27,9 @@ from cpejax._information import (
     regression_features,
     summary_statistics,
 )
-from cpejax._program import Program
-from cpejax._simulate import check_count, simulate
+from cpejax.program.graph import Graph
+from cpejax.program.simulate import check_count, simulate
+from cpejax.program.tracing import Program
 from cpejax.util.keys import check_key, key_words
 
 MOST_NUMBERS = 50_000_000

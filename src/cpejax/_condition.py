@@ -16,9 +16,9 @@ from cpejax._base import Prior
 from cpejax._coordinates import Coordinates, Values, plates_first
 from cpejax._embed import Embedding, Standardise, TimeFeatures, on_rows, silu, split_columns, weigh
 from cpejax._flow import Flow
-from cpejax._graph import Graph
-from cpejax._program import Program
 from cpejax._vector import Kind
+from cpejax.program.graph import Graph
+from cpejax.program.tracing import Program
 
 
 class DataVector(eqx.Module):

@@ -20,9 +20,9 @@ from jaxtyping import Array, Float
 
 from cpejax._bijections import bijection, from_free, to_free
 from cpejax._embed import Fixed
-from cpejax._graph import Graph
-from cpejax._program import Program, run, unwrap
-from cpejax._quantiles import from_normal, is_curved, is_exact, limit, to_normal
+from cpejax.program.graph import Graph
+from cpejax.program.quantiles import from_normal, is_curved, is_exact, limit, to_normal
+from cpejax.program.tracing import Program, run, unwrap
 
 Values = dict[str, Array]
 Shapes = Mapping[str, Any]

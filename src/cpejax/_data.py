@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from cpejax._graph import Graph
+from cpejax.program.graph import Graph
 
 FORMATS = {".json": "JSON", ".csv": "CSV", ".npz": "npz", ".nc": "NetCDF"}
 MOST_AXES = 32

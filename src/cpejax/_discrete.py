@@ -28,10 +28,10 @@ from cpejax._condition import VectorFlow
 from cpejax._coordinates import Values
 from cpejax._embed import Embedding, on_rows, silu
 from cpejax._flow import Solver
-from cpejax._graph import Graph
-from cpejax._invert import PosteriorProgram
-from cpejax._program import Program
 from cpejax._vector import Kind
+from cpejax.program.graph import Graph
+from cpejax.program.inverse import PosteriorProgram
+from cpejax.program.tracing import Program
 
 InverseBy = Literal["bisection", "regressor"]
 

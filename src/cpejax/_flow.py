@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._coordinates import Coordinates, Values
 from cpejax._embed import Fixed
-from cpejax._graph import Graph
-from cpejax._program import Program
+from cpejax.program.graph import Graph
+from cpejax.program.tracing import Program
 
 Solver = Literal["euler", "rk45"]
 

@@ -15,9 +15,9 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int
 
-from cpejax._graph import Graph
 from cpejax._posterior import Posterior
-from cpejax._program import Program, Simulator, base_constraint, run, unwrap
+from cpejax.program.graph import Graph
+from cpejax.program.tracing import Program, Simulator, base_constraint, run, unwrap
 
 LINEAR = 15.0
 """How many robust standard deviations from the median a feature is linear; it grows by the logarithm beyond."""

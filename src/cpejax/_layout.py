@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cpejax._graph import Graph
-from cpejax._invert import PosteriorProgram
-from cpejax._plates import Constant, Link
+from cpejax.program.graph import Graph
+from cpejax.program.inverse import PosteriorProgram
+from cpejax.program.plates import Constant, Link
 
 Plates = tuple[str, ...]
 

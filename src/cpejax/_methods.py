@@ -16,11 +16,11 @@ from cpejax._blocks import Storage
 from cpejax._discrete import DiscreteFlow, InverseBy
 from cpejax._embed import Embedding
 from cpejax._flow import Flow
-from cpejax._graph import Graph
-from cpejax._invert import invert
-from cpejax._program import Program
 from cpejax._triangular import TriangularFlow
 from cpejax._vector import Kind
+from cpejax.program.graph import Graph
+from cpejax.program.inverse import invert
+from cpejax.program.tracing import Program
 
 FlowName = Literal["ancestral", "triangular", "discrete"]
 Inverse = Literal["faithful", "reverse"]

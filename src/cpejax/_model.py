@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import jax
 
 from cpejax._flow import Method
-from cpejax._graph import Graph
-from cpejax._program import Program
-from cpejax._simulate import bind
+from cpejax.program.graph import Graph
+from cpejax.program.simulate import bind
+from cpejax.program.tracing import Program
 from cpejax.util.files import Unusable
 
 

@@ -27,13 +27,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from cpejax._coordinates import Coordinates, Values
 from cpejax._flow import Flow, Method, Solver, count_weights
-from cpejax._graph import AXES, Graph
 from cpejax._methods import CPE, METHODS
-from cpejax._probe import Probe, Prober
-from cpejax._program import Centred, Program, run
-from cpejax._simulate import Simulations, bind, check_count, finite, offsets, say_without_digits, words
 from cpejax._train import DIVERGED, History, Interrupt, Training, split, train
 from cpejax._vector import Vector
+from cpejax.program.graph import AXES, Graph
+from cpejax.program.probe import Probe, Prober
+from cpejax.program.simulate import Simulations, bind, check_count, finite, offsets, say_without_digits, words
+from cpejax.program.tracing import Centred, Program, run
 from cpejax.util.cores import WIDE, cores, known, on_cores
 from cpejax.util.files import digest, load_arrays, pack_arrays, write_atomically
 from cpejax.util.keys import check_key, key_words

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from cpejax import plot
 from cpejax._check import Check, percent
 from cpejax._figures import INK, PAPER, scalars
-from cpejax._graph import Graph
-from cpejax._invert import invert
 from cpejax._posterior import Posterior
+from cpejax.program.graph import Graph
+from cpejax.program.inverse import invert
 
 ROWS = 40  # of a table, before the rest is folded away
 MOST_SITES = 60  # in the drawing of a graph

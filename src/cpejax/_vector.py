@@ -16,8 +16,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cpejax._bijections import to_free
 from cpejax._coordinates import Coordinates, Values, plates_last
 from cpejax._embed import Fixed
-from cpejax._graph import Graph, Site, ground_members
-from cpejax._program import Program, run, unwrap
+from cpejax.program.graph import Graph, Site, ground_members
+from cpejax.program.tracing import Program, run, unwrap
 
 Kind = Literal["plain", "unconstrained", "prior"]
 

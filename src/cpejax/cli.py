@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from cpejax._graph import Graph, listing
-from cpejax._invert import PosteriorProgram, invert
 from cpejax._model import Failure, blaming, load_model, summary
+from cpejax.program.graph import Graph, listing
+from cpejax.program.inverse import PosteriorProgram, invert
 
 if TYPE_CHECKING:
     from cpejax._run import Run

@@ -17,9 +17,9 @@ from matplotlib.textpath import text_to_path
 
 from cpejax._diagram import Diagram, Edge, Parabola, bezier, place
 from cpejax._figures import coverage, forest, marginals, pair, predictive, ranks, training
-from cpejax._graph import Graph
-from cpejax._invert import PosteriorProgram, invert
-from cpejax._program import Program
+from cpejax.program.graph import Graph
+from cpejax.program.inverse import PosteriorProgram, invert
+from cpejax.program.tracing import Program
 
 __all__ = ["coverage", "forest", "graph", "marginals", "pair", "predictive", "ranks", "training"]
 

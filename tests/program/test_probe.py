@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import cpejax as cpe
-from cpejax._probe import Prober, code_of
+from cpejax.program.probe import Prober, code_of
 
 KEY = jax.random.key(0)
 X = np.linspace(-1, 1, 40).reshape(20, 2)

@@ -26,7 +26,7 @@ from numpyro.distributions import constraints
 from numpyro.ops.provenance import eval_provenance
 from numpyro.primitives import Messenger
 
-from cpejax._quantiles import drawable, unwrap
+from cpejax.program.quantiles import drawable, unwrap
 
 Program = Callable[..., Any]
 

@@ -13,7 +13,7 @@ from typing import Literal
 import networkx as nx
 import numpy as np
 
-from cpejax._graph import Graph, ground_members, lines
+from cpejax.program.graph import Graph, ground_members, lines
 
 
 @dataclass(frozen=True)

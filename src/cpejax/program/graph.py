@@ -15,8 +15,8 @@ import networkx as nx
 import numpy as np
 import numpyro.distributions as dist
 
-from cpejax._plates import Constant, Link, study
-from cpejax._program import (
+from cpejax.program.plates import Constant, Link, study
+from cpejax.program.tracing import (
     Deterministic,
     Program,
     RawSite,

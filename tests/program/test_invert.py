@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import cpejax as cpe
-from cpejax import _invert
+from cpejax.program import inverse as _invert
 
 ORDERS = ("prior", "leaf")
 EDGES_1 = {"parents": {"theta2": ["theta1"], "x": ["theta2", "theta3"]}, "observed": ["x"]}

@@ -255,7 +255,7 @@ def test_str_shows_sites_parents_and_plates():
 
 
 def test_the_page_on_graphs_runs(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[1] / "docs" / "graphs.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(blocks) > 3
     monkeypatch.chdir(tmp_path)

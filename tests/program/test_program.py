@@ -13,7 +13,7 @@ from numpyro.contrib.control_flow import cond, scan
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
 import cpejax as cpe
-from cpejax._program import read, run, unwrap
+from cpejax.program.tracing import read, run, unwrap
 
 sample, Normal = numpyro.sample, dist.Normal
 

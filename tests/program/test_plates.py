@@ -9,9 +9,9 @@ import numpyro.distributions as dist
 import pytest
 
 import cpejax as cpe
-from cpejax import _graph
-from cpejax._graph import Graph
-from cpejax._program import run
+from cpejax.program import graph as _graph
+from cpejax.program.graph import Graph
+from cpejax.program.tracing import run
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)

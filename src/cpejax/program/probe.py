@@ -20,8 +20,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array
 
-from cpejax._graph import Graph
-from cpejax._program import Program, Simulator, distribution_features, run, unwrap
+from cpejax.program.graph import Graph
+from cpejax.program.tracing import Program, Simulator, distribution_features, run, unwrap
 from cpejax.util.files import digest
 
 POINTS = 3

@@ -22,9 +22,9 @@ from numpyro.primitives import Messenger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cpejax._graph import Graph
-from cpejax._probe import Probe, Prober, code_of
-from cpejax._program import Program, Simulator, is_masked, mask_of, run, unwrap
+from cpejax.program.graph import Graph
+from cpejax.program.probe import Probe, Prober, code_of
+from cpejax.program.tracing import Program, Simulator, is_masked, mask_of, run, unwrap
 from cpejax.util.files import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
 from cpejax.util.keys import check_key, key_words
 

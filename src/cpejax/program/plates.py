@@ -26,7 +26,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.interpreters import partial_eval as pe
 from numpyro import handlers
 
-from cpejax._program import Program, RawSite, Simulator, distribution_features, run, unmasked, unwrap
+from cpejax.program.tracing import Program, RawSite, Simulator, distribution_features, run, unmasked, unwrap
 
 Values = dict[str, Any]
 

@@ -14,7 +14,7 @@ from arviz_base import from_dict
 from scipy import stats
 
 import cpejax as cpe
-from cpejax import _simulate
+from cpejax.program import simulate as _simulate
 
 KEY = jax.random.key(0)
 
