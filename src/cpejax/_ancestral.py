@@ -35,7 +35,6 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cpejax._coordinates import Constrain, Coordinates, Shapes, Values, plates_first
-from cpejax._embed import Embedding, Fixed, Fourier, Standardise, softsign_linear
 from cpejax._flow import Flow, Solver
 from cpejax._layout import (
     Group,
@@ -53,6 +52,10 @@ from cpejax._layout import (
 )
 from cpejax._mixture import Mixture, linear, quantile
 from cpejax._times import Runs
+from cpejax.coordinates.standardise import Fixed, Standardise
+from cpejax.nn.activations import softsign_linear
+from cpejax.nn.embeddings import Embedding
+from cpejax.nn.time import Fourier
 from cpejax.program.graph import Graph, Site
 from cpejax.program.inverse import PosteriorProgram
 from cpejax.program.tracing import Program

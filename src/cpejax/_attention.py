@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from cpejax._embed import TimeFeatures, on_rows, silu
+from cpejax.nn.activations import silu
+from cpejax.nn.linear import on_rows
+from cpejax.nn.time import TimeFeatures
 
 Tokens = Float[Array, "n t w"]
 

@@ -9,8 +9,8 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._coordinates import Coordinates, Values
-from cpejax._embed import Fixed
 from cpejax._vector import Kind, Vector, prior_draw
+from cpejax.coordinates.standardise import Fixed
 from cpejax.program.graph import Graph
 from cpejax.program.tracing import Program, unwrap
 

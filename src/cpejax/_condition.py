@@ -14,9 +14,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._base import Prior
 from cpejax._coordinates import Coordinates, Values, plates_first
-from cpejax._embed import Embedding, Standardise, TimeFeatures, on_rows, silu, split_columns, weigh
 from cpejax._flow import Flow
 from cpejax._vector import Kind
+from cpejax.coordinates.standardise import Standardise
+from cpejax.nn.activations import silu
+from cpejax.nn.embeddings import Embedding
+from cpejax.nn.linear import on_rows, split_columns, weigh
+from cpejax.nn.time import TimeFeatures
 from cpejax.program.graph import Graph
 from cpejax.program.tracing import Program
 

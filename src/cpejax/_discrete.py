@@ -26,9 +26,11 @@ from cpejax._blocknet import Conditions, Part, Scalar, Solve
 from cpejax._blocks import wire
 from cpejax._condition import VectorFlow
 from cpejax._coordinates import Values
-from cpejax._embed import Embedding, on_rows, silu
 from cpejax._flow import Solver
 from cpejax._vector import Kind
+from cpejax.nn.activations import silu
+from cpejax.nn.embeddings import Embedding
+from cpejax.nn.linear import on_rows
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram
 from cpejax.program.tracing import Program

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._coordinates import Coordinates, Values
-from cpejax._embed import Fixed
+from cpejax.coordinates.standardise import Fixed
 from cpejax.program.graph import Graph
 from cpejax.program.tracing import Program
 

@@ -14,10 +14,10 @@ from cpejax._baselines import AIO, FMPE, PSE, check_embed, check_options
 from cpejax._blocknet import Reads
 from cpejax._blocks import Storage
 from cpejax._discrete import DiscreteFlow, InverseBy
-from cpejax._embed import Embedding
 from cpejax._flow import Flow
 from cpejax._triangular import TriangularFlow
 from cpejax._vector import Kind
+from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
 from cpejax.program.tracing import Program

@@ -26,11 +26,11 @@ from cpejax._blocknet import BlockNet, Conditions, Part, Reads
 from cpejax._blocks import wire
 from cpejax._condition import VectorFlow
 from cpejax._coordinates import Values
-from cpejax._embed import Embedding
 from cpejax._flow import Solver
 from cpejax._ode import rk45
 from cpejax._times import Runs
 from cpejax._vector import Kind
+from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram
 from cpejax.program.tracing import Program

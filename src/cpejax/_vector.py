@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax._bijections import to_free
 from cpejax._coordinates import Coordinates, Values, plates_last
-from cpejax._embed import Fixed
+from cpejax.coordinates.standardise import Fixed
 from cpejax.program.graph import Graph, Site, ground_members
 from cpejax.program.tracing import Program, run, unwrap
 

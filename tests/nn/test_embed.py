@@ -8,7 +8,9 @@ import pytest
 from scipy import stats
 
 import cpejax as cpe
-from cpejax._embed import FEW, Standardise, on_rows, silu, weigh
+from cpejax.coordinates.standardise import Standardise
+from cpejax.nn.activations import silu
+from cpejax.nn.linear import FEW, on_rows, weigh
 
 KEY = jax.random.key(0)
 rng = np.random.default_rng(0)

@@ -1,0 +1,70 @@
+"""Values of any scale and tail as numbers of order one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+
+class Fixed(eqx.Module):
+    """A module whose arrays are set by the simulations, not trained."""
+
+
+class Standardise(Fixed):
+    """Columns to numbers of order one, whatever their scale and tails.
+
+    Each column is centred by its median and scaled by its interquartile range, and clipped at ±15. Where the
+    simulations themselves go beyond ±10 (heavy tails, scales over decades), a second feature is added: the normal score
+    of the empirical quantile, which keeps the ranks that the clipping loses, up to the largest simulated value.
+    """
+
+    centre: Float[Array, " d"]
+    scale: Float[Array, " d"]
+    knots: Float[Array, "heavy q"]  # quantiles, in units of `scale`; not centred, so that small numbers stay apart
+    scores: Float[Array, " q"]
+    heavy: tuple[int, ...] = eqx.field(static=True)
+
+    def __init__(self, rows: np.ndarray, heavy: Sequence[int] | None = None):
+        """`rows`: simulated values, `(n, d)`. `heavy`: which columns are heavy-tailed, if that is known already."""
+        rows = np.asarray(rows, np.float64)
+        low, centre, high = np.quantile(rows, [0.25, 0.5, 0.75], axis=0)
+        scale = (high - low) / 1.349
+        scale = np.where(scale > 0, scale, rows.std(0))
+        scale = np.where(scale > 0, scale, 1.0)
+        furthest = np.abs((rows - centre) / scale).max(0)
+        self.heavy = tuple(int(i) for i in (np.flatnonzero(furthest > 10) if heavy is None else heavy))
+        last = NormalDist().inv_cdf(1 - 0.5 / len(rows))
+        scores = np.linspace(-last, last, 129)
+        p = [NormalDist().cdf(score) for score in scores]
+        which = list(self.heavy)
+        self.knots = jnp.asarray((np.quantile(rows[:, which], p, axis=0) / scale[which]).T, jnp.float32)
+        self.scores = jnp.asarray(scores, jnp.float32)
+        self.centre, self.scale = jnp.asarray(centre, jnp.float32), jnp.asarray(scale, jnp.float32)
+
+    @property
+    def size(self) -> int:
+        """How many features the columns become."""
+        return len(self.centre) + len(self.heavy)
+
+    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch f"]:
+        """All features: the clipped columns, then the scores of the heavy ones."""
+        return jnp.concatenate([self._linear(x), self._scores(x)], axis=-1) if self.heavy else self._linear(x)
+
+    def one_each(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        """One number a column, for embeddings that know the value's shape: the score where the column is heavy."""
+        linear = self._linear(x)
+        return linear.at[..., list(self.heavy)].set(self._scores(x)) if self.heavy else linear
+
+    def _linear(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        return jnp.clip((x - self.centre) / self.scale, -15.0, 15.0)
+
+    def _scores(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch heavy"]:
+        which = list(self.heavy)
+        scaled = x[..., which] / self.scale[jnp.asarray(which)]
+        return jax.vmap(jnp.interp, in_axes=(-1, 0, None), out_axes=-1)(scaled, self.knots, self.scores)
