@@ -23,17 +23,17 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from cpejax._attention import Transformer
-from cpejax._base import Prior, with_data
 from cpejax._condition import DataVector
-from cpejax._coordinates import Coordinates, Values, plates_last
 from cpejax._diffusion import Diffusion, Predict
 from cpejax._flow import Flow, Solver
 from cpejax._ode import log_density, transport
 from cpejax._pse import Sampler
 from cpejax._times import Runs
-from cpejax._vector import Kind, labels_of
+from cpejax.coordinates.base import Prior, with_data
+from cpejax.coordinates.prior import Coordinates, Values, plates_last
 from cpejax.coordinates.standardise import Fixed, Standardise
+from cpejax.coordinates.vector import Kind, labels_of
+from cpejax.nn.attention import Transformer
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
 from cpejax.program.tracing import Program

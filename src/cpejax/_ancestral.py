@@ -34,7 +34,6 @@ from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from cpejax._coordinates import Constrain, Coordinates, Shapes, Values, plates_first
 from cpejax._flow import Flow, Solver
 from cpejax._layout import (
     Group,
@@ -52,6 +51,7 @@ from cpejax._layout import (
 )
 from cpejax._mixture import Mixture, linear, quantile
 from cpejax._times import Runs
+from cpejax.coordinates.prior import Constrain, Coordinates, Shapes, Values, plates_first
 from cpejax.coordinates.standardise import Fixed, Standardise
 from cpejax.nn.activations import softsign_linear
 from cpejax.nn.embeddings import Embedding

@@ -15,7 +15,7 @@ from cpejax._diffusion import Diffusion
 from cpejax._flow import Flow
 from cpejax._fmpe import FMPEFlow
 from cpejax._pse import PSEFlow, Sampler
-from cpejax._vector import Kind
+from cpejax.coordinates.vector import Kind
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.tracing import Program

@@ -24,7 +24,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._vector import Vector
+from cpejax.coordinates.vector import Vector
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram
 

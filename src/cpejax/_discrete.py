@@ -21,13 +21,13 @@ import numpy as np
 import optimistix as optx
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._base import with_data
 from cpejax._blocknet import Conditions, Part, Scalar, Solve
 from cpejax._blocks import wire
 from cpejax._condition import VectorFlow
-from cpejax._coordinates import Values
 from cpejax._flow import Solver
-from cpejax._vector import Kind
+from cpejax.coordinates.base import with_data
+from cpejax.coordinates.prior import Values
+from cpejax.coordinates.vector import Kind
 from cpejax.nn.activations import silu
 from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import on_rows

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._coordinates import Coordinates, Values
+from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Fixed
 from cpejax.program.graph import Graph
 from cpejax.program.tracing import Program

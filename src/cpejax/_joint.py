@@ -10,12 +10,12 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._base import with_data
 from cpejax._condition import VectorFlow
-from cpejax._coordinates import Values
 from cpejax._flow import Solver
 from cpejax._ode import Field, log_density, transport
 from cpejax._times import Runs
+from cpejax.coordinates.base import with_data
+from cpejax.coordinates.prior import Values
 from cpejax.nn.activations import silu
 from cpejax.nn.linear import on_rows, split_columns, weigh
 from cpejax.nn.time import TimeFeatures

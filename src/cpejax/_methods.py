@@ -16,7 +16,7 @@ from cpejax._blocks import Storage
 from cpejax._discrete import DiscreteFlow, InverseBy
 from cpejax._flow import Flow
 from cpejax._triangular import TriangularFlow
-from cpejax._vector import Kind
+from cpejax.coordinates.vector import Kind
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert

@@ -21,15 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._base import with_data
 from cpejax._blocknet import BlockNet, Conditions, Part, Reads
 from cpejax._blocks import wire
 from cpejax._condition import VectorFlow
-from cpejax._coordinates import Values
 from cpejax._flow import Solver
 from cpejax._ode import rk45
 from cpejax._times import Runs
-from cpejax._vector import Kind
+from cpejax.coordinates.base import with_data
+from cpejax.coordinates.prior import Values
+from cpejax.coordinates.vector import Kind
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram

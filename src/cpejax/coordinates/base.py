@@ -8,9 +8,9 @@ import numpyro.distributions as dist
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._coordinates import Coordinates, Values
-from cpejax._vector import Kind, Vector, prior_draw
+from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Fixed
+from cpejax.coordinates.vector import Kind, Vector, prior_draw
 from cpejax.program.graph import Graph
 from cpejax.program.tracing import Program, unwrap
 

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 import cpejax as cpe
-from cpejax._coordinates import Coordinates
 from cpejax._flow import Flow
-from cpejax._vector import Label, Vector, prior_draw
+from cpejax.coordinates.prior import Coordinates
+from cpejax.coordinates.vector import Label, Vector, prior_draw
 
 KEY = jax.random.key(0)
 

@@ -12,8 +12,8 @@ from numpyro.distributions import constraints, transforms
 from scipy import stats
 
 import cpejax as cpe
-from cpejax._bijections import bijection, from_free, to_free
-from cpejax._coordinates import Coordinates
+from cpejax.coordinates.bijections import bijection, from_free, to_free
+from cpejax.coordinates.prior import Coordinates
 from cpejax.program.quantiles import drawable, from_normal, is_exact, limit, to_normal
 
 EPS = float(np.finfo(np.float32).eps)

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 from jax.interpreters import partial_eval as pe
 from jaxtyping import Array, Float
 
-from cpejax._bijections import bijection, from_free, to_free
+from cpejax.coordinates.bijections import bijection, from_free, to_free
 from cpejax.coordinates.standardise import Fixed
 from cpejax.program.graph import Graph
 from cpejax.program.quantiles import from_normal, is_curved, is_exact, limit, to_normal

@@ -13,8 +13,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._bijections import to_free
-from cpejax._coordinates import Coordinates, Values, plates_last
+from cpejax.coordinates.bijections import to_free
+from cpejax.coordinates.prior import Coordinates, Values, plates_last
 from cpejax.coordinates.standardise import Fixed
 from cpejax.program.graph import Graph, Site, ground_members
 from cpejax.program.tracing import Program, run, unwrap
