@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import cpejax as cpe
-from cpejax import _ancestral, _embed
+from cpejax import _embed
+from cpejax.flows.ancestral import flow as _ancestral
 
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
 METHOD = {"depth", "width", "hidden", "components"}

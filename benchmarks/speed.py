@@ -258,8 +258,8 @@ def flops(posterior: Any, simulations: Any, observations: Any, size: Size) -> di
     import jax
     import jax.numpy as jnp
 
-    from cpejax._flow import trainable
     from cpejax._train import _validation_loss
+    from cpejax.flows.base import trainable
 
     flow, key = posterior.flow, jax.random.key(0)
     weights, rest = trainable(flow)

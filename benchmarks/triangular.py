@@ -36,9 +36,9 @@ from speed import count_flops
 
 import cpejax as cpe
 from cpejax import _posterior
-from cpejax._blocknet import Part
-from cpejax._blocks import Wiring
-from cpejax._flow import trainable
+from cpejax.flows.base import trainable
+from cpejax.flows.blocks.network import Part
+from cpejax.flows.blocks.storage import Wiring
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "triangular.json"

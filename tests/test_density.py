@@ -13,8 +13,8 @@ from numpyro.infer import MCMC, NUTS
 from scipy.stats import multivariate_normal
 
 import cpejax as cpe
-from cpejax._flow import trainable
 from cpejax._posterior import _held_out, _prepare
+from cpejax.flows.base import trainable
 
 C2ST = {  # what the default may have at most
     "distractors": 0.544,
@@ -115,7 +115,7 @@ def test_a_density_that_is_not_one_is_an_error(posterior, simulations, monkeypat
 
 
 def test_a_loss_that_cannot_be_right_ends_training(simulations, monkeypatch):
-    monkeypatch.setattr("cpejax._ancestral.AncestralFlow.least_loss", 100.0)
+    monkeypatch.setattr("cpejax.flows.ancestral.flow.AncestralFlow.least_loss", 100.0)
     with pytest.raises(FloatingPointError, match="cannot be right: no density of this flow"):
         cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=2, method=SMALL)
 

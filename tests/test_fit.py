@@ -25,8 +25,8 @@ from scipy.stats import t as student
 
 import cpejax as cpe
 from cpejax import _posterior, _train
-from cpejax._flow import Flow
 from cpejax._train import History, Training, _validation_loss, train
+from cpejax.flows.base import Flow
 from cpejax.util import cores as _cores
 
 KEY = jax.random.key(0)

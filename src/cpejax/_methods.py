@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from cpejax._ancestral import AncestralFlow
-from cpejax._baselines import AIO, FMPE, PSE, check_embed, check_options
-from cpejax._blocknet import Reads
-from cpejax._blocks import Storage
-from cpejax._discrete import DiscreteFlow, InverseBy
-from cpejax._flow import Flow
-from cpejax._triangular import TriangularFlow
 from cpejax.coordinates.vector import Kind
+from cpejax.flows.ancestral.flow import AncestralFlow
+from cpejax.flows.base import Flow
+from cpejax.flows.blocks.discrete import DiscreteFlow, InverseBy
+from cpejax.flows.blocks.network import Reads
+from cpejax.flows.blocks.storage import Storage
+from cpejax.flows.blocks.triangular import TriangularFlow
+from cpejax.flows.options import AIO, FMPE, PSE, check_embed, check_options
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert

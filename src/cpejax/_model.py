@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cpejax._flow import Method
+from cpejax.flows.base import Method
 from cpejax.program.graph import Graph
 from cpejax.program.simulate import bind
 from cpejax.program.tracing import Program

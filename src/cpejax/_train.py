@@ -23,7 +23,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._flow import Flow, trainable
+from cpejax.flows.base import Flow, trainable
 from cpejax.util.cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
 from cpejax.util.files import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
 from cpejax.util.keys import key_words

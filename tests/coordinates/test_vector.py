@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 import cpejax as cpe
-from cpejax._flow import Flow
 from cpejax.coordinates.prior import Coordinates
 from cpejax.coordinates.vector import Label, Vector, prior_draw
+from cpejax.flows.base import Flow
 
 KEY = jax.random.key(0)
 

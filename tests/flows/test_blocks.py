@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cpejax as cpe
-from cpejax._blocknet import MANY, UNROLLED, BlockNet, log_slope_of_tanh
-from cpejax._blocks import Dense, Edges, LowRank, Wiring, wire
-from cpejax._discrete import TOLERANCE, bisect, newton
 from cpejax.coordinates.base import Prior
+from cpejax.flows.blocks.discrete import TOLERANCE, bisect, newton
+from cpejax.flows.blocks.network import MANY, UNROLLED, BlockNet, log_slope_of_tanh
+from cpejax.flows.blocks.storage import Dense, Edges, LowRank, Wiring, wire
 
 KEY = jax.random.key(0)
 DIAMOND = [[], [0], [0], [1, 2], [], [3]]  # scalar 3 reads 1 and 2, which read 0; 4 is alone

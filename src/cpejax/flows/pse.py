@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._diffusion import Diffusion, Predict
-from cpejax._flow import Solver
-from cpejax._joint import JointFlow
-from cpejax._ode import Field
-from cpejax._times import Runs
 from cpejax.coordinates.prior import Values
+from cpejax.flows.base import Solver
+from cpejax.flows.diffusion import Diffusion, Predict
+from cpejax.flows.joint import JointFlow
+from cpejax.flows.ode import Field
+from cpejax.flows.strata import Runs
 
 Sampler = Literal["ode", "sde"]
 

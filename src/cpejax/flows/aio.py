@@ -23,16 +23,16 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from cpejax._condition import DataVector
-from cpejax._diffusion import Diffusion, Predict
-from cpejax._flow import Flow, Solver
-from cpejax._ode import log_density, transport
-from cpejax._pse import Sampler
-from cpejax._times import Runs
 from cpejax.coordinates.base import Prior, with_data
 from cpejax.coordinates.prior import Coordinates, Values, plates_last
 from cpejax.coordinates.standardise import Fixed, Standardise
 from cpejax.coordinates.vector import Kind, labels_of
+from cpejax.flows.base import Flow, Solver
+from cpejax.flows.conditioning import DataVector
+from cpejax.flows.diffusion import Diffusion, Predict
+from cpejax.flows.ode import log_density, transport
+from cpejax.flows.pse import Sampler
+from cpejax.flows.strata import Runs
 from cpejax.nn.attention import Transformer
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert

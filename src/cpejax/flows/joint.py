@@ -10,12 +10,12 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._condition import VectorFlow
-from cpejax._flow import Solver
-from cpejax._ode import Field, log_density, transport
-from cpejax._times import Runs
 from cpejax.coordinates.base import with_data
 from cpejax.coordinates.prior import Values
+from cpejax.flows.base import Solver
+from cpejax.flows.conditioning import VectorFlow
+from cpejax.flows.ode import Field, log_density, transport
+from cpejax.flows.strata import Runs
 from cpejax.nn.activations import silu
 from cpejax.nn.linear import on_rows, split_columns, weigh
 from cpejax.nn.time import TimeFeatures

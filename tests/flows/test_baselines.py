@@ -14,10 +14,10 @@ from jax.scipy.linalg import expm
 from scipy import stats
 
 import cpejax as cpe
-from cpejax._diffusion import Diffusion
-from cpejax._flow import count_weights, trainable
-from cpejax._ode import log_density, transport
-from cpejax._times import Runs
+from cpejax.flows.base import count_weights, trainable
+from cpejax.flows.diffusion import Diffusion
+from cpejax.flows.ode import log_density, transport
+from cpejax.flows.strata import Runs
 from cpejax.tasks import two_moons
 
 KEY = jax.random.key(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest, norm
 
-from cpejax._mixture import EDGE, Mixture, linear, quantile
+from cpejax.flows.ancestral.mixture import EDGE, Mixture, linear, quantile
 
 bend = jax.jit(lambda mixture, w: mixture.bend(w))
 straighten = jax.jit(lambda mixture, z: mixture.straighten(linear(z, mixture.uniform)))

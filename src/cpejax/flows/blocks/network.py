@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._blocks import Blocks, LowRank, Run, Storage, Wiring, blocks
-from cpejax._condition import Condition
+from cpejax.flows.blocks.storage import Blocks, LowRank, Run, Storage, Wiring, blocks
+from cpejax.flows.conditioning import Condition
 
 Reads = Literal["ancestors", "parents"]
 Conditions = Sequence[tuple[Array, Array | None] | None]
@@ -43,7 +43,7 @@ class BlockNet(eqx.Module):
         its ancestors up to four steps away. `"parents"`: only the first map has edges, so a node reads its parents and
         nothing else.
     - `positive`: increasing in every node's own value, for the discrete flow.
-    - `storage`, `rank`: see `cpejax._blocks`.
+    - `storage`, `rank`: see `cpejax.flows.blocks.storage`.
     """
 
     maps: tuple[Blocks, ...]

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._joint import JointFlow
-from cpejax._ode import Field
-from cpejax._times import Runs
+from cpejax.flows.joint import JointFlow
+from cpejax.flows.ode import Field
+from cpejax.flows.strata import Runs
 
 
 class FMPEFlow(JointFlow):

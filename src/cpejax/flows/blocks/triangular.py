@@ -21,15 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._blocknet import BlockNet, Conditions, Part, Reads
-from cpejax._blocks import wire
-from cpejax._condition import VectorFlow
-from cpejax._flow import Solver
-from cpejax._ode import rk45
-from cpejax._times import Runs
 from cpejax.coordinates.base import with_data
 from cpejax.coordinates.prior import Values
 from cpejax.coordinates.vector import Kind
+from cpejax.flows.base import Solver
+from cpejax.flows.blocks.network import BlockNet, Conditions, Part, Reads
+from cpejax.flows.blocks.storage import wire
+from cpejax.flows.conditioning import VectorFlow
+from cpejax.flows.ode import rk45
+from cpejax.flows.strata import Runs
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram
@@ -39,7 +39,7 @@ from cpejax.program.tracing import Program
 class TriangularFlow(VectorFlow):
     """The masked joint field `v_t(θ, x) = γ θ + (1 − γ) λ_t(θ, x)` (paper, equation 8).
 
-    **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; the options of `cpejax._blocknet.Part`.
+    **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; the options of `cpejax.flows.blocks.network.Part`.
     """
 
     part: Part

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 import cpejax as cpe
-from cpejax._flow import count_weights
+from cpejax.flows.base import count_weights
 from cpejax.tasks import distractors, two_moons
 
 KEY = jax.random.key(0)

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._ode import Field, grid
-from cpejax._times import Runs
+from cpejax.flows.ode import Field, grid
+from cpejax.flows.strata import Runs
 
 Predict = Callable[[Array, Float[Array, "n d"]], Float[Array, "n d"]]
 """The noise in `n` noisy vectors, from the time as networks read it."""

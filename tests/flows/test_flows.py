@@ -20,8 +20,8 @@ import pytest
 from scipy import stats
 
 import cpejax as cpe
-from cpejax._flow import trainable
-from cpejax._ode import rk45
+from cpejax.flows.base import trainable
+from cpejax.flows.ode import rk45
 
 KEY = jax.random.key(0)
 DRAWS = 10_000

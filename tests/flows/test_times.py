@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cpejax._times import Runs
+from cpejax.flows.strata import Runs
 
 
 @pytest.mark.parametrize(("n", "most"), [(100, 10), (23, 10), (7, 10), (1, 10), (101, 20)])

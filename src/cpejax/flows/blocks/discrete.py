@@ -21,13 +21,13 @@ import numpy as np
 import optimistix as optx
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._blocknet import Conditions, Part, Scalar, Solve
-from cpejax._blocks import wire
-from cpejax._condition import VectorFlow
-from cpejax._flow import Solver
 from cpejax.coordinates.base import with_data
 from cpejax.coordinates.prior import Values
 from cpejax.coordinates.vector import Kind
+from cpejax.flows.base import Solver
+from cpejax.flows.blocks.network import Conditions, Part, Scalar, Solve
+from cpejax.flows.blocks.storage import wire
+from cpejax.flows.conditioning import VectorFlow
 from cpejax.nn.activations import silu
 from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import on_rows
@@ -49,7 +49,7 @@ class DiscreteFlow(VectorFlow):
     """Increasing triangular maps, one after the other; see the module's docstring.
 
     **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; `blocks`, `inverse_by`: see `cpe.CPE`; the
-    options of `cpejax._blocknet.Part`.
+    options of `cpejax.flows.blocks.network.Part`.
     """
 
     parts: list[Part]

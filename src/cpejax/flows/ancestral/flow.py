@@ -34,8 +34,10 @@ from jax.scipy.special import ndtr
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from cpejax._flow import Flow, Solver
-from cpejax._layout import (
+from cpejax.coordinates.prior import Constrain, Coordinates, Shapes, Values, plates_first
+from cpejax.coordinates.standardise import Fixed, Standardise
+from cpejax.flows.ancestral.mixture import Mixture, linear, quantile
+from cpejax.flows.ancestral.plan import (
     Group,
     Layout,
     Reading,
@@ -49,10 +51,8 @@ from cpejax._layout import (
     regression,
     table_constants,
 )
-from cpejax._mixture import Mixture, linear, quantile
-from cpejax._times import Runs
-from cpejax.coordinates.prior import Constrain, Coordinates, Shapes, Values, plates_first
-from cpejax.coordinates.standardise import Fixed, Standardise
+from cpejax.flows.base import Flow, Solver
+from cpejax.flows.strata import Runs
 from cpejax.nn.activations import softsign_linear
 from cpejax.nn.embeddings import Embedding
 from cpejax.nn.time import Fourier

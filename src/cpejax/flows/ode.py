@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
-from cpejax._flow import Solver
+from cpejax.flows.base import Solver
 
 Field = Callable[[Array, Float[Array, "n d"]], Float[Array, "n d"]]
 

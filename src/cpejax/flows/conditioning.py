@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax._flow import Flow
 from cpejax.coordinates.base import Prior
 from cpejax.coordinates.prior import Coordinates, Values, plates_first
 from cpejax.coordinates.standardise import Standardise
 from cpejax.coordinates.vector import Kind
+from cpejax.flows.base import Flow
 from cpejax.nn.activations import silu
 from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import on_rows, split_columns, weigh

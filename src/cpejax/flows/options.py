@@ -10,12 +10,12 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from cpejax._aio import AIOFlow, Mask
-from cpejax._diffusion import Diffusion
-from cpejax._flow import Flow
-from cpejax._fmpe import FMPEFlow
-from cpejax._pse import PSEFlow, Sampler
 from cpejax.coordinates.vector import Kind
+from cpejax.flows.aio import AIOFlow, Mask
+from cpejax.flows.base import Flow
+from cpejax.flows.diffusion import Diffusion
+from cpejax.flows.fmpe import FMPEFlow
+from cpejax.flows.pse import PSEFlow, Sampler
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.tracing import Program
