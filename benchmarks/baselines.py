@@ -36,7 +36,7 @@ from page import fill, table
 from peer import PYTHON, ROOT, Peer
 
 import cpejax as cpe
-from cpejax import _posterior
+from cpejax.inference import posterior as _posterior
 
 RESULTS = ROOT / "benchmarks" / "results" / "baselines.json"
 TURN = 10

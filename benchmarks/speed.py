@@ -154,7 +154,7 @@ def time_epochs(
     import jax
 
     import cpejax as cpe
-    from cpejax import _posterior
+    from cpejax.inference import posterior as _posterior
     from cpejax.tasks import two_moons
 
     began, number = time.perf_counter(), 0
@@ -258,8 +258,8 @@ def flops(posterior: Any, simulations: Any, observations: Any, size: Size) -> di
     import jax
     import jax.numpy as jnp
 
-    from cpejax._train import _validation_loss
     from cpejax.flows.base import trainable
+    from cpejax.inference.training import _validation_loss
 
     flow, key = posterior.flow, jax.random.key(0)
     weights, rest = trainable(flow)

@@ -35,10 +35,10 @@ from page import fill, table
 from speed import count_flops
 
 import cpejax as cpe
-from cpejax import _posterior
 from cpejax.flows.base import trainable
 from cpejax.flows.blocks.network import Part
 from cpejax.flows.blocks.storage import Wiring
+from cpejax.inference import posterior as _posterior
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "triangular.json"

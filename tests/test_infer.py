@@ -24,10 +24,11 @@ import xarray as xr
 from typer.testing import CliRunner
 
 import cpejax as cpe
-from cpejax import _posterior, _run
-from cpejax._methods import METHODS
+from cpejax import _run
 from cpejax._model import load_model
 from cpejax.cli import app
+from cpejax.inference import posterior as _posterior
+from cpejax.inference.registry import METHODS
 from cpejax.util import files as _store
 
 MODEL = """

@@ -3,10 +3,10 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cpejax._methods import CPE
-from cpejax._posterior import Posterior, fit, load
-from cpejax._train import History, Training
 from cpejax.flows.options import AIO, FMPE, PSE
+from cpejax.inference.posterior import Posterior, fit, load
+from cpejax.inference.registry import CPE
+from cpejax.inference.training import History, Training
 from cpejax.nn.embeddings import ConvEmbedding, MLPEmbedding, RecurrentEmbedding, SetEmbedding
 from cpejax.program.graph import Graph, Site
 from cpejax.program.inverse import PosteriorProgram, invert

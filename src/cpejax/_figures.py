@@ -19,8 +19,8 @@ from matplotlib.ticker import MaxNLocator
 from scipy.ndimage import gaussian_filter
 
 from cpejax._check import Check, Predictive, bands, central, inner, member_names
-from cpejax._posterior import Posterior
-from cpejax._train import History
+from cpejax.inference.posterior import Posterior
+from cpejax.inference.training import History
 
 INK, FAINT, PAPER = "#1a1a1a", "#8a8f98", "#ffffff"
 DRAWS, PRIOR, TRUTH, REFERENCE = "#3b7dd8", "#8a8f98", "#d9480f", "#2f9e6e"

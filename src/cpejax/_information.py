@@ -15,7 +15,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int
 
-from cpejax._posterior import Posterior
+from cpejax.inference.posterior import Posterior
 from cpejax.program.graph import Graph
 from cpejax.program.tracing import Program, Simulator, base_constraint, run, unwrap
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from cpejax import plot
 from cpejax._check import Check, percent
 from cpejax._figures import INK, PAPER, scalars
-from cpejax._posterior import Posterior
+from cpejax.inference.posterior import Posterior
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
 

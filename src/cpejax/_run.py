@@ -32,11 +32,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cpejax._check import check, member_names
 from cpejax._data import check_shapes, read_data
-from cpejax._methods import METHODS
 from cpejax._model import Failure, Model, blaming, summary
-from cpejax._posterior import Posterior, _options, fit, load
 from cpejax._report import Report, render
 from cpejax.flows.base import Method
+from cpejax.inference.posterior import Posterior, _options, fit, load
+from cpejax.inference.registry import METHODS
 from cpejax.program.graph import Graph
 from cpejax.program.simulate import Simulations, simulate
 from cpejax.program.tracing import Simulator, read, unwrap

@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import cpejax as cpe
-from cpejax._posterior import Posterior
-from cpejax._train import History
 from cpejax.flows.base import count_weights
+from cpejax.inference.posterior import Posterior
+from cpejax.inference.training import History
 
 SMALL = {"width": 32, "depth": 2, "hidden": 32, "components": 4}
 KEY = jax.random.key(0)

@@ -18,7 +18,7 @@ import pytest
 import xarray as xr
 
 import cpejax as cpe
-from cpejax import _posterior
+from cpejax.inference import posterior as _posterior
 
 KEY = jax.random.key(0)
 SMALL = {"width": 16, "depth": 1, "hidden": 16, "components": 2}

@@ -25,11 +25,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cpejax._methods import CPE, METHODS
-from cpejax._train import DIVERGED, History, Interrupt, Training, split, train
 from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.vector import Vector
 from cpejax.flows.base import Flow, Method, Solver, count_weights
+from cpejax.inference.registry import CPE, METHODS
+from cpejax.inference.training import DIVERGED, History, Interrupt, Training, split, train
 from cpejax.program.graph import AXES, Graph
 from cpejax.program.probe import Probe, Prober
 from cpejax.program.simulate import Simulations, bind, check_count, finite, offsets, say_without_digits, words

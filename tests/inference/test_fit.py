@@ -24,9 +24,10 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 import cpejax as cpe
-from cpejax import _posterior, _train
-from cpejax._train import History, Training, _validation_loss, train
 from cpejax.flows.base import Flow
+from cpejax.inference import posterior as _posterior
+from cpejax.inference import training as _train
+from cpejax.inference.training import History, Training, _validation_loss, train
 from cpejax.util import cores as _cores
 
 KEY = jax.random.key(0)
@@ -692,7 +693,10 @@ def test_wrong_options_of_a_method():
     ("options", "message"),
     [
         ({"key": 0}, "key must be one JAX key, as jax.random.key(0) makes it; found 0."),
-        ({"method": cpe.CPE}, "method must be a method with its options, as cpe.CPE(); found <class 'cpejax._methods"),
+        (
+            {"method": cpe.CPE},
+            "method must be a method with its options, as cpe.CPE(); found <class 'cpejax.inference.registry",
+        ),
         ({"method": "CPE"}, "method must be a method with its options, as cpe.CPE(); found 'CPE'."),
         ({"batch_size": 1.5}, "batch_size must be a whole number of at least 1, found 1.5."),
         ({"simulations": [1, 2]}, "simulations must be a dict of arrays, as cpe.simulate returns; found list."),

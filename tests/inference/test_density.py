@@ -13,8 +13,8 @@ from numpyro.infer import MCMC, NUTS
 from scipy.stats import multivariate_normal
 
 import cpejax as cpe
-from cpejax._posterior import _held_out, _prepare
 from cpejax.flows.base import trainable
+from cpejax.inference.posterior import _held_out, _prepare
 
 C2ST = {  # what the default may have at most
     "distractors": 0.544,

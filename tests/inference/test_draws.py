@@ -9,8 +9,8 @@ import pytest
 from numpyro import handlers
 
 import cpejax as cpe
-from cpejax import _posterior
 from cpejax._run import read_simulations, summarise, write_arrays
+from cpejax.inference import posterior as _posterior
 from cpejax.program.tracing import Centred, run
 
 KEY = jax.random.key(0)
