@@ -26,7 +26,7 @@ from page import fill, table
 from scipy import stats
 
 import cpejax as cpe
-from cpejax import _check
+from cpejax.diagnostics import check as _check
 
 RESULTS = Path(__file__).parent / "results" / "checks.json"
 PAGE = Path(__file__).parents[1] / "docs" / "checks.md"

@@ -25,12 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import cpejax as cpe
-from cpejax import _embed
 from cpejax.flows.ancestral import flow as _ancestral
+from cpejax.nn import activations
 
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
 METHOD = {"depth", "width", "hidden", "components"}
-ACTIVATIONS = {"silu": _embed.silu, "softsign_linear": _embed.softsign_linear}
+ACTIVATIONS = {"silu": activations.silu, "softsign_linear": activations.softsign_linear}
 VARIANTS = [
     "default",
     "depth=3",

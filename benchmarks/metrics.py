@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from cpejax import _reference, metrics, tasks
-from cpejax.tasks import Task, gaussian_mixture_2, two_moons
+from cpejax import metrics, tasks
+from cpejax.tasks import Task, _reference, gaussian_mixture_2, two_moons
 from cpejax.util.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "metrics.json"

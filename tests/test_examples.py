@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cpejax as cpe
-from cpejax._data import check_shapes
+from cpejax.runs.data_files import check_shapes
 
 ROOT = Path(__file__).parents[1]
 TINY = {"width": 8, "depth": 1, "hidden": 8, "components": 1}

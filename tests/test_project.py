@@ -51,7 +51,7 @@ def test_readme_runs(tmp_path, monkeypatch):
 
 def test_core_does_not_import_extras():
     extras = ["torch", "snakemake", "dask", "mkdocs", "pytest", "hypothesis"]
-    code = f"import sys, cpejax, cpejax.cli; print(*[name for name in {extras} if name in sys.modules])"
+    code = f"import sys, cpejax, cpejax.runs.cli; print(*[name for name in {extras} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

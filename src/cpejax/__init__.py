@@ -4,19 +4,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cpejax.flows.options import AIO, FMPE, PSE
-from cpejax.inference.posterior import Posterior, fit, load
+from cpejax.inference.fit import fit
+from cpejax.inference.loading import load
+from cpejax.inference.posterior import Posterior
 from cpejax.inference.registry import CPE
-from cpejax.inference.training import History, Training
+from cpejax.inference.settings import History, Training
 from cpejax.nn.embeddings import ConvEmbedding, MLPEmbedding, RecurrentEmbedding, SetEmbedding
 from cpejax.program.graph import Graph, Site
 from cpejax.program.inverse import PosteriorProgram, invert
-from cpejax.program.simulate import Simulations, simulate
-from cpejax.program.tracing import Simulator
+from cpejax.program.simulate import simulate
+from cpejax.program.simulations import Simulations
+from cpejax.program.simulator import Simulator
 
 if TYPE_CHECKING:
     from cpejax import metrics, plot, tasks
-    from cpejax._check import Check, check
-    from cpejax._reference import reference
+    from cpejax.diagnostics.check import Check, check
+    from cpejax.tasks._reference import reference
 
 __all__ = [
     "AIO",
@@ -48,11 +51,11 @@ __all__ = [
 ]
 
 _LATER = {
-    "Check": "cpejax._check",
-    "check": "cpejax._check",
+    "Check": "cpejax.diagnostics.check",
+    "check": "cpejax.diagnostics.check",
     "metrics": "cpejax",
     "plot": "cpejax",
-    "reference": "cpejax._reference",
+    "reference": "cpejax.tasks._reference",
     "tasks": "cpejax",
 }
 

@@ -14,7 +14,7 @@ from scipy.stats import multivariate_normal
 
 import cpejax as cpe
 from cpejax.flows.base import trainable
-from cpejax.inference.posterior import _held_out, _prepare
+from cpejax.inference.fit import _held_out, _prepare
 
 C2ST = {  # what the default may have at most
     "distractors": 0.544,

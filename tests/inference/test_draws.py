@@ -9,9 +9,9 @@ import pytest
 from numpyro import handlers
 
 import cpejax as cpe
-from cpejax._run import read_simulations, summarise, write_arrays
 from cpejax.inference import posterior as _posterior
 from cpejax.program.tracing import Centred, run
+from cpejax.runs.folder import read_simulations, summarise, write_arrays
 
 KEY = jax.random.key(0)
 QUICK = {"solver": "euler", "steps": 2, "key": KEY}

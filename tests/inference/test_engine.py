@@ -13,7 +13,7 @@ from scipy.stats import multivariate_normal
 import cpejax as cpe
 from cpejax.flows.base import count_weights
 from cpejax.inference.posterior import Posterior
-from cpejax.inference.training import History
+from cpejax.inference.settings import History
 
 SMALL = {"width": 32, "depth": 2, "hidden": 32, "components": 4}
 KEY = jax.random.key(0)

@@ -27,7 +27,8 @@ import cpejax as cpe
 from cpejax.flows.base import Flow
 from cpejax.inference import posterior as _posterior
 from cpejax.inference import training as _train
-from cpejax.inference.training import History, Training, _validation_loss, train
+from cpejax.inference.settings import History, Training
+from cpejax.inference.training import _validation_loss, train
 from cpejax.util import cores as _cores
 
 KEY = jax.random.key(0)

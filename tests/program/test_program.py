@@ -13,7 +13,8 @@ from numpyro.contrib.control_flow import cond, scan
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
 import cpejax as cpe
-from cpejax.program.tracing import read, run, unwrap
+from cpejax.program.distributions import unwrap
+from cpejax.program.tracing import read, run
 
 sample, Normal = numpyro.sample, dist.Normal
 

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Fixed
 from cpejax.coordinates.vector import Kind, Vector, prior_draw
+from cpejax.program.distributions import unwrap
 from cpejax.program.graph import Graph
-from cpejax.program.tracing import Program, unwrap
+from cpejax.program.simulator import Program
 
 
 class Prior(Fixed):

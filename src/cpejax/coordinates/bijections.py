@@ -15,8 +15,8 @@ from jaxtyping import Array
 from numpyro.distributions import biject_to, constraints, transforms
 from numpyro.distributions.util import matrix_to_tril_vec, vec_to_tril_matrix
 
+from cpejax.program.distributions import unwrap
 from cpejax.program.quantiles import inside
-from cpejax.program.tracing import unwrap
 
 
 class Simplex(transforms.StickBreakingTransform):

@@ -20,9 +20,11 @@ from jaxtyping import Array, Float
 
 from cpejax.coordinates.bijections import bijection, from_free, to_free
 from cpejax.coordinates.standardise import Fixed
+from cpejax.program.distributions import unwrap
 from cpejax.program.graph import Graph
 from cpejax.program.quantiles import from_normal, is_curved, is_exact, limit, to_normal
-from cpejax.program.tracing import Program, run, unwrap
+from cpejax.program.simulator import Program
+from cpejax.program.tracing import run
 
 Values = dict[str, Array]
 Shapes = Mapping[str, Any]

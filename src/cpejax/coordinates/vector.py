@@ -16,8 +16,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cpejax.coordinates.bijections import to_free
 from cpejax.coordinates.prior import Coordinates, Values, plates_last
 from cpejax.coordinates.standardise import Fixed
+from cpejax.program.distributions import unwrap
 from cpejax.program.graph import Graph, Site, ground_members
-from cpejax.program.tracing import Program, run, unwrap
+from cpejax.program.simulator import Program
+from cpejax.program.tracing import run
 
 Kind = Literal["plain", "unconstrained", "prior"]
 

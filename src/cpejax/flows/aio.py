@@ -36,7 +36,7 @@ from cpejax.flows.strata import Runs
 from cpejax.nn.attention import Transformer
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
-from cpejax.program.tracing import Program
+from cpejax.program.simulator import Program
 
 Mask = Literal["directed", "undirected", "none"]
 

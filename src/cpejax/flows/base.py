@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Fixed
 from cpejax.program.graph import Graph
-from cpejax.program.tracing import Program
+from cpejax.program.simulator import Program
 
 Solver = Literal["euler", "rk45"]
 

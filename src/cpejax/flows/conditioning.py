@@ -22,7 +22,7 @@ from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import on_rows, split_columns, weigh
 from cpejax.nn.time import TimeFeatures
 from cpejax.program.graph import Graph
-from cpejax.program.tracing import Program
+from cpejax.program.simulator import Program
 
 
 class DataVector(eqx.Module):

@@ -18,7 +18,7 @@ from cpejax.flows.fmpe import FMPEFlow
 from cpejax.flows.pse import PSEFlow, Sampler
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
-from cpejax.program.tracing import Program
+from cpejax.program.simulator import Program
 
 _TRAINING: Mapping[str, Any] = {"learning_rate": 1e-3, "weight_decay": 0.0}
 

@@ -20,7 +20,7 @@ from cpejax.flows.options import AIO, FMPE, PSE, check_embed, check_options
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
-from cpejax.program.tracing import Program
+from cpejax.program.simulator import Program
 
 FlowName = Literal["ancestral", "triangular", "discrete"]
 Inverse = Literal["faithful", "reverse"]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,121 +20,18 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.flows.base import Flow, trainable
+from cpejax.inference.checkpoints import digest_tree, load_checkpoint, run_of_checkpoint, save_checkpoint
+from cpejax.inference.interrupt import Interrupt
+from cpejax.inference.settings import DIVERGED, History, Training
 from cpejax.util.cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
-from cpejax.util.files import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
 from cpejax.util.keys import key_words
 
 LARGE = 8192
 """Arrays of so many weights are updated each for itself."""
 GATHERED = 10
 """The rows of so many batches at most are put together at once; in a step, all that reads them would gather again."""
-DIVERGED = "training diverged"
-"""How the reason begins why training stopped, where the loss was not finite."""
 LONG = 1000
 """Runs of so many steps are divided among the cores; for shorter ones it does not pay to compile several programs."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How to train.
-
-    The defaults were chosen on two moons and SLCP with 10,000 simulations, by the log-density of fresh simulations
-    (docs/inference.md says what is stored of it); `benchmarks/accuracy.py` measures what they give.
-
-    - `batch_size`: simulations in a step.
-    - `learning_rate`: of Adam, at its highest.
-    - `schedule`: `"cosine"` falls to zero over the run's length, `"constant"` stays.
-    - `max_epochs`: the most epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at least 50
-        epochs) where that is less.
-    - `steps`: the length of the schedule in gradient steps.
-    - `patience`: after so many epochs without a better validation loss training goes back to the best weights and
-        lets the rate fall, from a quarter of what it was to zero, within as many epochs; then it stops.
-    - `validation`: the share of simulations held out for it.
-    - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart.
-    - `average`: keep averaged weights, over the last tenth of the steps so far: the window grows with the run.
-    """
-
-    batch_size: int = 100
-    learning_rate: float = 4e-3
-    schedule: str = "cosine"
-    max_epochs: int = 2000
-    steps: int = 20_000
-    patience: int = 25
-    validation: float = 0.1
-    weight_decay: float = 0.05
-    average: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "max_epochs", "steps", "patience"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, found {value!r}.")
-            object.__setattr__(self, name, int(value))
-        for name, fits, words in (
-            ("learning_rate", lambda x: 0 < x < math.inf, "must be a positive number"),
-            ("validation", lambda x: 0 < x < 1, "is the share of simulations held out, between 0 and 1"),
-            ("weight_decay", lambda x: 0 <= x < math.inf, "must be a number of at least 0"),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int | float | np.integer | np.floating) or not fits(value):
-                raise ValueError(f"{name} {words}; found {value!r}.")
-            object.__setattr__(self, name, float(value))
-        if self.schedule not in ("cosine", "constant"):
-            raise ValueError(f"schedule must be 'cosine' or 'constant', found {self.schedule!r}.")
-
-    def epochs(self, batches: int) -> int:
-        """How many epochs there are at most, with so many batches in each."""
-        if self.schedule == "constant":
-            return self.max_epochs
-        return min(self.max_epochs, max(50, math.ceil(self.steps / batches)))
-
-    def rate(self, epoch: int, epochs: int, cooling: int | None) -> float:
-        """The learning rate of an epoch; `cooling`: the epoch at which patience ended, if it has."""
-        warm = min(1.0, (epoch + 1) / 3)
-        along = (epoch if cooling is None else cooling) / epochs
-        fall = 0.5 * (1 + math.cos(math.pi * along)) if self.schedule == "cosine" else 1.0
-        cool = 1.0 if cooling is None else 0.125 * (1 + math.cos(math.pi * (epoch - cooling) / self.patience))
-        return self.learning_rate * warm * fall * cool
-
-
-@dataclass
-class History:
-    """What happened: the losses of each epoch, where the best was, and from which epoch the rate was let fall.
-
-    `held_out` scores the result, in nats: the mean log-density of the true parameters of held-out simulations
-    (`log_prob`), that of their prior (`prior`), the standard error of the difference (`error`), the same gain over the
-    prior for as many training simulations (`training`), and how many they are (`n`).
-    """
-
-    train: list[float] = field(default_factory=list)
-    validation: list[float] = field(default_factory=list)
-    best_epoch: int = -1
-    cooling: int | None = None
-    seconds: float = 0.0
-    stopped: str = ""
-    held_out: dict[str, float | int] = field(default_factory=dict)
-
-    @property
-    def best(self) -> float:
-        """The lowest validation loss."""
-        return self.validation[self.best_epoch] if self.best_epoch >= 0 else math.inf
-
-    @property
-    def informed(self) -> bool:
-        """Whether held-out parameters have a higher density than under their prior, beyond two standard errors."""
-        gain = self.held_out["log_prob"] - self.held_out["prior"]
-        return gain > 2 * self.held_out["error"]  # not where it is NaN
-
-    @property
-    def score(self) -> str:
-        """What `held_out` says, in a sentence."""
-        found = self.held_out
-        gain = found["log_prob"] - found["prior"]
-        return (
-            f"The mean log-density of the true parameters of {found['n']} held-out simulations is "
-            f"{found['log_prob']:.3f}, under their prior {found['prior']:.3f}: a gain of {gain:.3f} ± "
-            f"{found['error']:.3f} nats; for as many training simulations it is {found['training']:.3f}."
-        )
 
 
 Weights = list[Float[Array, "..."]]
@@ -232,7 +125,7 @@ def train(
     begun: dict[str, Any] = {}
     if checkpoint is not None:
         checkpoint = Path(checkpoint) / "checkpoint.safetensors"
-        begun = _run_of_checkpoint(checkpoint)
+        begun = run_of_checkpoint(checkpoint)
     # As the run began, on however many cores: other parts, or another way to compile, give other roundings.
     parts, states = _divide(flow, shuffled, held_out, begun.get("parts", most), optimiser, key_parts)
     options: Options = begun.get("options", options_for_all_cores() if len(parts) == 1 else {})
@@ -246,12 +139,12 @@ def train(
             "n": n,
             "key": key_words(key),
             "program": fingerprint,
-            "simulations": _digest(rows),
-            "networks": _digest(flow),
+            "simulations": digest_tree(rows),
+            "networks": digest_tree(flow),
             "parts": len(parts),
             "options": options,
         }
-        found = _load_checkpoint(checkpoint, (states, best), run)
+        found = load_checkpoint(checkpoint, (states, best), run)
         if found is not None:
             (states, best), history, epoch_number = found
 
@@ -318,7 +211,7 @@ def train(
                 except KeyboardInterrupt:
                     interrupt.came = True
             if checkpoint is not None and (history.stopped or interrupt.came or time.monotonic() - saved > every):
-                _save_checkpoint(checkpoint, (states, best), history, epoch_number, run)
+                save_checkpoint(checkpoint, (states, best), history, epoch_number, run)
                 saved = time.monotonic()
             if interrupt.came and not history.stopped:  # not in the checkpoint: there, the run can go on
                 history.stopped = f"interrupted after {epoch_number} epochs"
@@ -426,50 +319,6 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
     return run_epoch
 
 
-class Interrupt:
-    """Ctrl-C as a note to stop, because in the middle of a compiled epoch there is no state to return.
-
-    Before the first epoch it raises at once, and is noted all the same: an exception that comes while Python collects
-    garbage, as it often does when JAX traces or compiles, is printed and lost. `check` then raises it again.
-    """
-
-    def __init__(self) -> None:
-        self.came = False
-        self.epochs = False
-        self.depth = 0
-
-    def __enter__(self) -> Interrupt:
-        self.depth += 1
-        if self.depth == 1:
-            self.before = signal.getsignal(signal.SIGINT)
-            # No other thread gets signals; and a process in the background that ignores Ctrl-C goes on doing so.
-            main = threading.current_thread() is threading.main_thread()
-            self.watches = main and self.before is not None and self.before != signal.SIG_IGN
-            if self.watches:
-                signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.depth -= 1
-        if self.depth == 0 and self.watches:
-            signal.signal(signal.SIGINT, self.before)
-
-    def check(self) -> None:
-        """End if Ctrl-C has come before the first epoch."""
-        if self.came and not self.epochs:
-            raise KeyboardInterrupt
-
-    def wait_for_epochs(self) -> None:
-        """From now on there is an epoch to wait for."""
-        self.check()
-        self.epochs = True
-
-    def _note(self, *_: Any) -> None:
-        again, self.came = self.came, True
-        if again or not self.epochs:
-            raise KeyboardInterrupt
-
-
 def _clip(slope: Weights, _: Any) -> Weights:
     """A slope of length 10 at most; as a factor, which unlike `optax.clip_by_global_norm` is no pass of its own."""
     length = jnp.sqrt(jnp.stack([jnp.sum(x**2) for x in slope]).sum())
@@ -494,52 +343,3 @@ def _validation_loss(flow: Flow, rows: Any, key: PRNGKeyArray, batch: int) -> Fl
     chunks = n // size
     rows = jax.tree.map(lambda x: x[: chunks * size].reshape(chunks, size, *x.shape[1:]), rows)
     return jax.lax.map(lambda x: flow.validation_loss(*x), (rows, jax.random.split(key, chunks))).mean()
-
-
-# Checkpoints
-
-
-def _digest(tree: Any) -> str:
-    """A hash of all arrays in a tree."""
-    leaves = [np.asarray(x) for x in jax.tree.leaves(tree) if eqx.is_array(x)]
-    return digest(*(part for x in leaves for part in (f"{x.dtype} {x.shape}".encode(), x.tobytes())))
-
-
-def _save_checkpoint(path: Path, state: Any, history: History, epoch: int, run: dict[str, Any]) -> None:
-    arrays = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))}
-    about = {"run": json.dumps(run), "epoch": str(epoch), "history": json.dumps(asdict(history))}
-    write_atomically(path, pack_arrays(arrays, about))
-
-
-def _run_of_checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of its run; nothing where there is none."""
-    return dict(json.loads(load_arrays(path)[1].get("run", "{}"))) if path.exists() else {}
-
-
-def _load_checkpoint(path: Path, like: Any, run: dict[str, Any]) -> tuple[Any, History, int] | None:
-    remove_parts(path)
-    if not path.exists():
-        return None
-    arrays, about = load_arrays(path)
-    was = json.loads(about.get("run", "{}"))
-    if was != run:
-        differ = [
-            _difference(name, was.get(name), run.get(name)) for name in {**run, **was} if was.get(name) != run.get(name)
-        ]
-        raise Unusable(
-            f"The checkpoint in {os.fspath(path.parent)} belongs to another run: {'; '.join(differ)}. "
-            "Give another folder, or delete it to start again."
-        )
-    leaves, structure = jax.tree.flatten(like)
-    state = jax.tree.unflatten(structure, [jnp.asarray(arrays[str(i)]) for i in range(len(leaves))])
-    return state, History(**json.loads(about["history"])), int(about["epoch"])
-
-
-def _difference(name: str, was: Any, now: Any) -> str:
-    words = {
-        "program": "the program has another graph",
-        "simulations": "the simulations are others",
-        "networks": "the networks are others (the method, its options, or the key)",
-        "n": f"it had {was} simulations, now {now}",
-    }
-    return words.get(name, f"{name} was {was!r}, now {now!r}")

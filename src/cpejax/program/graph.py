@@ -13,22 +13,12 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-import numpyro.distributions as dist
 
+from cpejax.program.distributions import base_constraint, unwrap
 from cpejax.program.plates import Constant, Link, study
-from cpejax.program.tracing import (
-    Deterministic,
-    Program,
-    RawSite,
-    Simulator,
-    base_constraint,
-    read,
-    read_deterministics,
-    unwrap,
-)
-
-AXES = ("chain", "draw", "observation")
-"""The axes of draws, which no site can be called; a plate of that name becomes the axis `…_plate`."""
+from cpejax.program.simulator import Program
+from cpejax.program.site_checks import check_list, check_masks, check_names, check_parameter, check_unlike, data_sites
+from cpejax.program.tracing import Deterministic, read, read_deterministics
 
 
 @dataclass(frozen=True)
@@ -125,17 +115,17 @@ class Graph:
         - `observed`: the names of the data sites. Without it, the sites with `obs=` and the `cpe.Simulator` sites.
         """
         raw = read(program, args, kwargs)
-        data = _data_sites(raw, observed)
+        data = data_sites(raw, observed)
         deterministics = read_deterministics(program, raw, args, kwargs)
-        _check_names([*raw, *deterministics])
+        check_names([*raw, *deterministics])
         for name in raw:
             if name not in data:
-                _check_parameter(name, raw[name])
-        _check_masks(raw)
+                check_parameter(name, raw[name])
+        check_masks(raw)
         plates = {d: n for site in raw.values() for d, n in zip(site.dims, site.shape, strict=True) if d is not None}
         members = study(program, raw, args, kwargs)
         for plate, why in members.unlike.items():
-            _check_unlike(plate, plates[plate], why)
+            check_unlike(plate, plates[plate], why)
         sites = {
             name: Site(
                 name=name,
@@ -178,7 +168,7 @@ class Graph:
         - `observed`: the data sites.
         - `plates`: the plates of each site that is in any, outermost first; `sizes`: the size of each plate.
         """
-        _check_list(observed)
+        check_list(observed)
         inside = {name: tuple(p) for name, p in (plates or {}).items()}
         sizes = dict(sizes or {})
         edges = {name: tuple(dict.fromkeys(p)) for name, p in parents.items()}
@@ -465,20 +455,6 @@ def listing(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + more or "·"
 
 
-MOST_UNLIKE = 200
-"""Members of the largest plate that is unrolled because they differ: each then has weights of its own."""
-
-
-def _check_unlike(plate: str, size: int, why: str) -> None:
-    if size > MOST_UNLIKE:
-        raise ValueError(
-            f"Plate '{plate}' has {size} members that are not exchangeable: {why}. Members of a plate share weights, "
-            "and what tells them apart must be a row of an array for each member (a covariate, an error, a time) or an "
-            f"array of integers into another plate; up to {MOST_UNLIKE} members would be written out instead. Use such "
-            "arrays in the program, with the plate's axis in its place, or draw what is unlike in plates of its own."
-        )
-
-
 def _points(site: Site, parent: Site) -> bool:
     """Whether a site reads this member of a parent, as far as that is known: index arrays name others."""
     at, where = dict(site.index), dict(parent.index)
@@ -518,73 +494,6 @@ def _member(site: Site, plate: str, i: int) -> Site:
         dims=site.dims[:axis] + site.dims[axis + 1 :],
         index=index,
     )
-
-
-def _data_sites(raw: Mapping[str, RawSite], observed: Sequence[str] | None) -> set[str]:
-    simulators = {name for name, site in raw.items() if isinstance(unwrap(site.fn), Simulator)}
-    with_obs = {name for name, site in raw.items() if site.has_obs}
-    if observed is None:
-        return simulators | with_obs
-    _check_list(observed)
-    for name in observed:
-        if name not in raw:
-            raise ValueError(f"observed names '{name}', but the program has only the sites {list(raw)}.")
-    for name in (simulators | with_obs) - set(observed):
-        kind = "a cpe.Simulator" if name in simulators else "given with obs="
-        raise ValueError(
-            f"Site '{name}' is {kind}, so it is data, but observed={list(observed)} leaves it out. Add it."
-        )
-    return set(observed)
-
-
-def _check_list(observed: Sequence[str]) -> None:
-    if isinstance(observed, str):
-        raise TypeError(f"observed must be a list of site names, found the string {observed!r}: write [{observed!r}].")
-
-
-def _check_parameter(name: str, site: RawSite) -> None:
-    if site.fn.support is not None and site.fn.support.is_discrete:
-        raise ValueError(
-            f"Parameter '{name}' is discrete ({type(unwrap(site.fn)).__name__}); only continuous parameters can be "
-            "inferred. Sum it out (a Mixture distribution does so), relax it, or, if it is data, name it in observed."
-        )
-    if isinstance(unwrap(site.fn), dist.Delta):
-        raise ValueError(
-            f"Parameter '{name}' is a Delta, which has nothing random to infer. "
-            f"Write numpyro.deterministic('{name}', ...), or, if it is data, name it in observed=[...]."
-        )
-    if math.prod(site.shape) == 0:
-        raise ValueError(f"Parameter '{name}' has shape {site.shape}, which is empty.")
-    if site.mask is not None:
-        raise ValueError(
-            f"Parameter '{name}' is masked (numpyro.handlers.mask, or obs_mask=), which takes its prior away there; it "
-            "cannot be drawn without one. Mask the data alone: put the mask around them, and no obs_mask=."
-        )
-
-
-def _check_masks(raw: Mapping[str, RawSite]) -> None:
-    """A mask on data says which values are not data; elsewhere it would change a density that is simulated."""
-    for name, site in raw.items():
-        for parent in sorted(site.parents):
-            if raw[parent].mask is not None:
-                raise ValueError(
-                    f"Site '{name}' reads data site '{parent}', some of whose values are masked, so what is not "
-                    "observed would matter after all. Draw the values that are observed as a site of their own."
-                )
-
-
-def _check_names(names: Sequence[str]) -> None:
-    """Names that draws, which are an ArviZ DataTree, cannot have."""
-    for name in names:
-        if name in AXES:
-            raise ValueError(f"A site is called '{name}', which is the name of an axis of draws. Rename it.")
-        if not name:
-            raise ValueError("A site has an empty name. Give it one: numpyro.sample('name', ...).")
-        if "/" in name:
-            raise ValueError(
-                f"Site '{name}' has a '/' in its name, which divides groups in an ArviZ DataTree and a NetCDF file. "
-                "Rename it; with numpyro.handlers.scope, give another divider, for example divider='.'."
-            )
 
 
 def ground_members(site: Site, plates: Mapping[str, int]) -> Iterable[tuple[str, dict[str, int]]]:

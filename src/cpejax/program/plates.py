@@ -26,7 +26,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.interpreters import partial_eval as pe
 from numpyro import handlers
 
-from cpejax.program.tracing import Program, RawSite, Simulator, distribution_features, run, unmasked, unwrap
+from cpejax.program.distributions import distribution_features, unmasked, unwrap
+from cpejax.program.simulator import Program, Simulator
+from cpejax.program.tracing import RawSite, run
 
 Values = dict[str, Any]
 

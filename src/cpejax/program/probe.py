@@ -20,8 +20,10 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array
 
+from cpejax.program.distributions import distribution_features, unwrap
 from cpejax.program.graph import Graph
-from cpejax.program.tracing import Program, Simulator, distribution_features, run, unwrap
+from cpejax.program.simulator import Program, Simulator
+from cpejax.program.tracing import run
 from cpejax.util.files import digest
 
 POINTS = 3

@@ -19,6 +19,8 @@ from jax.scipy.special import betainc, erf, erfc, erfinv, gammainc, gammaincc, n
 from jaxtyping import Array
 from numpyro.distributions import transforms
 
+from cpejax.program.distributions import unwrap
+
 Tails = tuple[Array, Array]
 
 
@@ -275,16 +277,6 @@ def inside(base: dist.Distribution) -> tuple[Any, Any]:
         before = jnp.where(jnp.abs(bound) < info.tiny, -info.tiny, _float(_order(bound) - 1))
         high = jnp.maximum(before, getattr(support, "lower_bound", -info.max))
     return low, high
-
-
-# Distributions
-
-
-def unwrap(fn: dist.Distribution) -> dist.Distribution:
-    """The distribution inside `expand`, `to_event` and `mask`."""
-    while isinstance(fn, dist.ExpandedDistribution | dist.Independent | dist.MaskedDistribution):
-        fn = fn.base_dist
-    return fn
 
 
 class _StudentT(dist.StudentT):

@@ -58,7 +58,7 @@ from cpejax.nn.embeddings import Embedding
 from cpejax.nn.time import Fourier
 from cpejax.program.graph import Graph, Site
 from cpejax.program.inverse import PosteriorProgram
-from cpejax.program.tracing import Program
+from cpejax.program.simulator import Program
 from cpejax.util.keys import key_words
 
 Tables = dict[Table, Array]

@@ -33,7 +33,7 @@ from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import on_rows
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram
-from cpejax.program.tracing import Program
+from cpejax.program.simulator import Program
 
 InverseBy = Literal["bisection", "regressor"]
 
@@ -49,7 +49,7 @@ class DiscreteFlow(VectorFlow):
     """Increasing triangular maps, one after the other; see the module's docstring.
 
     **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; `blocks`, `inverse_by`: see `cpe.CPE`; the
-    options of `cpejax.flows.blocks.network.Part`.
+    options of `network.Part`.
     """
 
     parts: list[Part]

@@ -33,13 +33,13 @@ from cpejax.flows.strata import Runs
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram
-from cpejax.program.tracing import Program
+from cpejax.program.simulator import Program
 
 
 class TriangularFlow(VectorFlow):
     """The masked joint field `v_t(θ, x) = γ θ + (1 − γ) λ_t(θ, x)` (paper, equation 8).
 
-    **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; the options of `cpejax.flows.blocks.network.Part`.
+    **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; the options of `network.Part`.
     """
 
     part: Part

@@ -18,7 +18,7 @@ import jax
 from cpejax.flows.base import Method
 from cpejax.program.graph import Graph
 from cpejax.program.simulate import bind
-from cpejax.program.tracing import Program
+from cpejax.program.simulator import Program
 from cpejax.util.files import Unusable
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from scipy import stats
 from scipy.special import gammaln
 
-from cpejax._information import (
+from cpejax.diagnostics.information import (
     Features,
     Likelihood,
     better_guess,
@@ -28,8 +28,9 @@ from cpejax._information import (
     summary_statistics,
 )
 from cpejax.program.graph import Graph
-from cpejax.program.simulate import check_count, simulate
-from cpejax.program.tracing import Program
+from cpejax.program.simulate import simulate
+from cpejax.program.simulations import check_count
+from cpejax.program.simulator import Program
 from cpejax.util.keys import check_key, key_words
 
 MOST_NUMBERS = 50_000_000

@@ -30,16 +30,22 @@ import xarray as xr
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cpejax._check import check, member_names
-from cpejax._data import check_shapes, read_data
-from cpejax._model import Failure, Model, blaming, summary
-from cpejax._report import Report, render
+from cpejax.diagnostics.check import check, member_names
 from cpejax.flows.base import Method
-from cpejax.inference.posterior import Posterior, _options, fit, load
+from cpejax.inference.fit import fit
+from cpejax.inference.loading import load
+from cpejax.inference.posterior import Posterior
 from cpejax.inference.registry import METHODS
+from cpejax.inference.saving import method_options
+from cpejax.program.distributions import unwrap
 from cpejax.program.graph import Graph
-from cpejax.program.simulate import Simulations, simulate
-from cpejax.program.tracing import Simulator, read, unwrap
+from cpejax.program.simulate import simulate
+from cpejax.program.simulations import Simulations
+from cpejax.program.simulator import Simulator
+from cpejax.program.tracing import read
+from cpejax.runs.data_files import check_shapes, read_data
+from cpejax.runs.model_file import Failure, Model, blaming, summary
+from cpejax.runs.report import Report, render
 from cpejax.util.files import Unusable, digest, is_part, write_atomically
 
 FORMAT = 2
@@ -442,7 +448,7 @@ def choose_method(model: Model, name: str | None) -> Method:
 
 def describe_method(method: Method) -> str:
     """A method and its options, in words that are the same whenever they are."""
-    options = ", ".join(f"{name}={value!r}" for name, value in _options(method).items())
+    options = ", ".join(f"{name}={value!r}" for name, value in method_options(method).items())
     return f"{type(method).__name__}({options})"
 
 

@@ -7,7 +7,8 @@ import pytest
 from arviz_base import from_dict
 
 import cpejax as cpe
-from cpejax import _check, plot
+from cpejax import plot
+from cpejax.diagnostics import check as _check
 
 RNG = np.random.default_rng(0)
 MU = RNG.normal(size=(1, 500))

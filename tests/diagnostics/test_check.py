@@ -12,7 +12,8 @@ from arviz_base import from_dict
 from scipy import stats
 
 import cpejax as cpe
-from cpejax import _check, _information
+from cpejax.diagnostics import check as _check
+from cpejax.diagnostics import information as _information
 
 SEEDS = range(20)
 LOADINGS = np.array([[1.0, 0.5, 0.0], [0.0, 1.0, 0.5], [0.5, 0.0, 1.0], [1.0, 1.0, 1.0], [0.3, -1.0, 0.6]])

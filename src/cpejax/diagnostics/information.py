@@ -16,8 +16,10 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int
 
 from cpejax.inference.posterior import Posterior
+from cpejax.program.distributions import base_constraint, unwrap
 from cpejax.program.graph import Graph
-from cpejax.program.tracing import Program, Simulator, base_constraint, run, unwrap
+from cpejax.program.simulator import Program, Simulator
+from cpejax.program.tracing import run
 
 LINEAR = 15.0
 """How many robust standard deviations from the median a feature is linear; it grows by the logarithm beyond."""

@@ -19,12 +19,12 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from cpejax._model import Failure, blaming, load_model, summary
 from cpejax.program.graph import Graph, listing
 from cpejax.program.inverse import PosteriorProgram, invert
+from cpejax.runs.model_file import Failure, blaming, load_model, summary
 
 if TYPE_CHECKING:
-    from cpejax._run import Run
+    from cpejax.runs.folder import Run
 
 __all__ = ["app"]
 
@@ -305,7 +305,7 @@ def _running(model: Path, out: Path, restart: bool, timeout: float, debug: bool)
     """A run, alone in its folder, and the stages; errors in a paragraph, and an interruption said to be one."""
     with _errors_in_a_paragraph(debug):
         loaded = load_model(model)
-        from cpejax import _run as stages  # slow to import: a misspelt file name is told at once
+        from cpejax.runs import folder as stages
 
         command = ["cpejax", *sys.argv[1:]]
         run = stages.Run(out, loaded, command=command, restart=restart, timeout=timeout)
@@ -344,7 +344,7 @@ def _numbers(rows: Any) -> Table:
     for name in rows.columns:
         text = name in ("parameter", "observation")
         table.add_column(names.get(name, name), justify="left" if text else "right", no_wrap=True)
-    from cpejax._report import places
+    from cpejax.runs.report import places
 
     for row in rows.itertuples(index=False):
         decimals = places(row.sd)

@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 import cpejax as cpe
-from cpejax._data import check_shapes, read_data
+from cpejax.runs.data_files import check_shapes, read_data
 
 GRAPH = cpe.Graph.from_edges(
     {"beta": ["mu"], "y": ["beta"], "total": ["mu"]},

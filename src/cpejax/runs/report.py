@@ -20,16 +20,16 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from cpejax import plot
-from cpejax._check import Check, percent
-from cpejax._figures import INK, PAPER, scalars
+from cpejax.diagnostics.check import Check, percent
 from cpejax.inference.posterior import Posterior
+from cpejax.plot.style import INK, PAPER, PLATE, SHADE, scalars
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
 
 ROWS = 40  # of a table, before the rest is folded away
 MOST_SITES = 60  # in the drawing of a graph
 # Colours of the figures that follow the page's; the others are seen on light and on dark.
-COLOURS = {INK: "var(--ink)", PAPER: "var(--paper)", plot.SHADE: "var(--shade)", plot.PLATE: "var(--muted)"}
+COLOURS = {INK: "var(--ink)", PAPER: "var(--paper)", SHADE: "var(--shade)", PLATE: "var(--muted)"}
 
 
 @dataclass(frozen=True, eq=False)

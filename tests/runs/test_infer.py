@@ -24,11 +24,11 @@ import xarray as xr
 from typer.testing import CliRunner
 
 import cpejax as cpe
-from cpejax import _run
-from cpejax._model import load_model
-from cpejax.cli import app
 from cpejax.inference import posterior as _posterior
 from cpejax.inference.registry import METHODS
+from cpejax.runs import folder as _run
+from cpejax.runs.cli import app
+from cpejax.runs.model_file import load_model
 from cpejax.util import files as _store
 
 MODEL = """
@@ -616,7 +616,7 @@ def test_a_disk_that_is_full_when_draws_are_written(tmp_path):
     code = f"""
 import resource, numpy as np, xarray as xr
 from pathlib import Path
-from cpejax._run import write_draws
+from cpejax.runs.folder import write_draws
 tree = xr.DataTree.from_dict({{"posterior": xr.Dataset({{"mu": ("draw", np.zeros(100_000))}})}})
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, {resource.RLIM_INFINITY}))
 try:
@@ -727,7 +727,9 @@ def test_help_is_a_page():
 
 def start(*words, cwd):
     # Tests may run in the background, where a shell lets programs ignore Ctrl-C.
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from cpejax.cli import app; app()"
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import cpejax.runs.cli as c; c.app()"
+    )
     command = [sys.executable, "-c", code, *map(str, words)]
     return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -11,8 +11,8 @@ from jax.flatten_util import ravel_pytree
 from scipy.stats import kstest
 
 from cpejax import tasks
-from cpejax._reference import _log_densities, _prior_draw
 from cpejax.tasks import two_moons
+from cpejax.tasks._reference import _log_densities, _prior_draw
 
 NAMES = tasks.names()
 # (parameters, data, plates with their sizes), from appendix B of the paper and its corrections

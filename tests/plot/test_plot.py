@@ -12,7 +12,10 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.text import Text
 
 import cpejax as cpe
-from cpejax import _diagram, plot
+from cpejax import plot
+from cpejax.plot import layout as _diagram
+from cpejax.plot.graph import SMALLEST_FONT
+from cpejax.plot.style import SHADE
 
 edges = cpe.Graph.from_edges
 
@@ -170,9 +173,7 @@ def test_both_programs_are_drawn(graph):
     for side, sites, reads in ((0, graph.sites, graph.parents), (1, post.graph.sites, post.parents)):
         circles = pane(figure, side, Circle)
         assert len(circles) == len(sites)
-        assert sum(same_color(c.get_facecolor(), plot.SHADE) for c in circles) == sum(
-            s.observed for s in sites.values()
-        )
+        assert sum(same_color(c.get_facecolor(), SHADE) for c in circles) == sum(s.observed for s in sites.values())
         arrows = pane(figure, side, FancyArrowPatch)
         assert len(arrows) == sum(len(p) for p in reads.values())
         assert {a.get_linestyle() == "solid" for a in arrows} == {side == 0}
@@ -223,7 +224,7 @@ def test_names_fit_into_their_circles(name):
     figure.canvas.draw()
     circle = next(c for c in pane(figure, 0, Circle))
     text = next(t for t in pane(figure, 0, Text) if t.get_text().replace("\n", "") == name)
-    assert text.get_fontsize() >= plot.SMALLEST_FONT - 1e-6
+    assert text.get_fontsize() >= SMALLEST_FONT - 1e-6
     box = text.get_window_extent().transformed(figure.axes[0].transData.inverted())
     if "\n" not in text.get_text():
         assert box.width < 2 * circle.radius

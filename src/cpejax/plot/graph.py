@@ -1,4 +1,4 @@
-"""Figures."""
+"""A program and its posterior program, drawn side by side."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 from matplotlib.textpath import text_to_path
 
-from cpejax._diagram import Diagram, Edge, Parabola, bezier, place
-from cpejax._figures import coverage, forest, marginals, pair, predictive, ranks, training
+from cpejax.plot.layout import Diagram, Edge, Parabola, bezier, place
+from cpejax.plot.style import INK, PLATE, SHADE
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram, invert
-from cpejax.program.tracing import Program
-
-__all__ = ["coverage", "forest", "graph", "marginals", "pair", "predictive", "ranks", "training"]
+from cpejax.program.simulator import Program
 
 FONT = 10.0  # points, of a site's name
 SMALLEST_FONT = 7.0
 RADII = (0.24, 0.46)  # inches: the least, and the one up to which circles grow before the names shrink
 LABEL_FONT = 8.0
 TITLE_FONT = 11.0
-INK, SHADE, PLATE = "#1a1a1a", "#d3d7dc", "#6b7280"
 
 
 def graph(

@@ -14,10 +14,10 @@ import xarray as xr
 from arviz_stats.base.array import array_stats
 from scipy.stats import ks_2samp, kstest
 
-from cpejax import _reference, metrics, tasks
-from cpejax._reference import _log_densities, reference
-from cpejax.tasks import Task, gaussian_mixture_2
+from cpejax import metrics, tasks
+from cpejax.tasks import Task, _reference, gaussian_mixture_2
 from cpejax.tasks._exact import grid_draws, rejection
+from cpejax.tasks._reference import _log_densities, reference
 
 NAMES = tasks.names()
 

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cpejax import tasks
-from cpejax.cli import app
+from cpejax.runs.cli import app
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-HIERARCHICAL = Path(__file__).parents[1] / "examples" / "hierarchical.py"
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+HIERARCHICAL = Path(__file__).parents[2] / "examples" / "hierarchical.py"
 
 HEAD = "import numpyro, numpyro.distributions as dist\n"
 PROGRAM = """
