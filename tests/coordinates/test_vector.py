@@ -174,7 +174,7 @@ def test_rejection_for_many_observations_and_in_chunks(posterior, monkeypatch):
     for i in range(3):
         law = stats.truncnorm(-y[i], 1 - y[i], loc=y[i])
         assert stats.kstest(tree.posterior["a"].values[0, :, i], law.cdf).pvalue > 1e-3
-    monkeypatch.setattr("cpejax.inference.sampling.MOST_NUMBERS", 400)
+    monkeypatch.setattr("cpejax.inference.posterior.MOST_NUMBERS", 400)
     law = stats.truncnorm(-0.5, 0.5, loc=0.5)
     draws = posterior.sample(1500, given={"y": 0.5}, key=KEY).posterior["a"].values[0]
     assert stats.kstest(draws, law.cdf).pvalue > 1e-3
