@@ -521,7 +521,7 @@ BAD_DATA = {
     "parameter.json": ('{"y": [1, 2, 3], "mu": 0}', "has 'mu', which is a parameter, not data"),
     "nothing.json": ("{}", r"nothing.json has no 'y'; expected are 'y' of shape (3,) (3 <group> & co)"),
     "shape.json": ('{"y": [1, 2]}', "shape.json: 'y' has shape (2,), but the program simulates 'y' of shape (3,)"),
-    "nan.json": ('{"y": [1, NaN, 3]}', "nan.json: 1 of 3 numbers of 'y' are missing or infinite, the first at [1]"),
+    "nan.json": ('{"y": [1, NaN, 3]}', "nan.json: 1 of 3 values of 'y' are missing or infinite, the first at [1]"),
     "text.json": ('{"y": ["a", "b", "c"]}', "text.json: 'y' is not made of numbers: it holds the text 'a'"),
     "data.xlsx": ("", "data.xlsx ends in '.xlsx'; data are read from JSON (.json), CSV (.csv), npz (.npz), NetCDF"),
     "text.csv": ("y\n1\n2\nthree\n", "text.csv: row 4, column 'y' holds the text 'three', expected a number"),

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from cpejax.plot.style import INK, PAPER, PLATE, SHADE
@@ -21,7 +20,7 @@ class PageFigure(NamedTuple):
     """What is inside an `<svg>` element, its view box and width in inches, and the words that go with it."""
 
     number: int
-    content: Markup
+    content: str
     box: str
     width: float
     words: str
@@ -56,5 +55,4 @@ class PageFigures:
         found = re.search(r'<svg[^>]*viewBox="([^"]*)"[^>]*>(.*)</svg>', svg, flags=re.DOTALL)
         if found is None:
             raise RuntimeError("matplotlib wrote an SVG without a viewBox.")
-        # matplotlib escapes the texts of a figure.
-        return PageFigure(self.count, Markup(found.group(2)), found.group(1), width, words, caption)
+        return PageFigure(self.count, found.group(2), found.group(1), width, words, caption)

@@ -51,7 +51,7 @@ def read_draws(path: Path) -> xr.DataTree:
 
 
 def hash_values(values: Mapping[str, np.ndarray]) -> str:
-    """A hash of numbers, whatever file they came from."""
+    """A hash of values, whatever file they came from."""
     arrays = {name: np.ascontiguousarray(values[name], np.float64) for name in sorted(values)}
     return digest(*(part for name, x in arrays.items() for part in (f"{name} {x.shape}".encode(), x.tobytes())))
 
