@@ -58,6 +58,17 @@ def test_core_does_not_import_extras():
     assert done.stdout.split() == []
 
 
+def test_what_is_imported_is_declared_and_nothing_else():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported = {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"cpejax"}
+    imported.add("h5netcdf")  # by xarray, which is asked for it by name
+    declared = {re.split(r"[\[<>=]", line)[0].replace("-", "_") for line in PROJECT["dependencies"]}
+    assert imported == declared - {"scikit_learn"} | {"sklearn"}
+
+
 PACKAGE = ROOT / "src" / "cpejax"
 
 

@@ -11,7 +11,8 @@ from numpyro import handlers
 import cpejax as cpe
 from cpejax.inference import posterior as _posterior
 from cpejax.program.tracing import Centred, run
-from cpejax.runs.folder import read_simulations, summarise, write_arrays
+from cpejax.runs.result_files import read_simulations, write_arrays
+from cpejax.runs.summary import summarise
 
 KEY = jax.random.key(0)
 QUICK = {"solver": "euler", "steps": 2, "key": KEY}
