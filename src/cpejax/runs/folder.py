@@ -30,7 +30,8 @@ import xarray as xr
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cpejax.diagnostics.check import check, member_names
+from cpejax.diagnostics.check import check
+from cpejax.diagnostics.words import member_names
 from cpejax.flows.base import Method
 from cpejax.inference.fit import fit
 from cpejax.inference.loading import load

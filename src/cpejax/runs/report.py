@@ -20,7 +20,8 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from cpejax import plot
-from cpejax.diagnostics.check import Check, percent
+from cpejax.diagnostics.check import Check
+from cpejax.diagnostics.words import percent
 from cpejax.inference.posterior import Posterior
 from cpejax.plot.style import INK, PAPER, PLATE, SHADE, scalars
 from cpejax.program.graph import Graph
@@ -203,6 +204,10 @@ def _calibration(report: Report, pictures: _Pictures) -> str:
         f"{percent(ninety.max())} of the true values.",
         "How often credible regions hold the true value.",
     )
+    shown = {"Ranks (SBC)", "Coverage", "Posterior predictive"}
+    for name in check.figures:
+        if name not in shown:
+            out += pictures.add(functools.partial(plot.finding, check, name), check[name].sentence, name)
     return out + _folded("Numbers", _table(check.calibration.reset_index()))
 
 
