@@ -137,9 +137,11 @@ def test_its_figures_are_drawn(register):
 
 
 def test_names_are_not_taken_twice(register):
-    with pytest.raises(ValueError, match=r"There is a check 'Coverage' already, Coverage: choose another name"):
+    with pytest.raises(ValueError, match=r"There is a check 'Coverage' already, cpejax.diagnostics.coverage.Cove"):
         register(type("Other", (Total,), {"name": "Coverage"}))
-    register(type("Other", (Total,), {"values": lambda self, finding: {"joint": 1}}))
+    register(Total)
+    again = {"__module__": __name__, "values": lambda self, finding: {"joint": 1}}
+    register(type("Total", (Total,), again))  # the same class, defined again
     with pytest.raises(ValueError, match=r"The check 'Sum of parameters' has values 'joint', as 'Coverage' has"):
         run()
 

@@ -128,10 +128,11 @@ _KINDS: dict[str, type[Diagnostic]] = {}
 
 
 def register(kind: Kind) -> Kind:
-    """Let `cpe.check` run a check. The name must be new."""
-    if kind.name in _KINDS:
+    """Let `cpe.check` run a check. The name must be new, unless the same class is defined again, as in a notebook."""
+    there = _KINDS.get(kind.name, kind)
+    if (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
         raise ValueError(
-            f"There is a check '{kind.name}' already, {_KINDS[kind.name].__qualname__}: choose another name."
+            f"There is a check '{kind.name}' already, {there.__module__}.{there.__qualname__}: choose another name."
         )
     _KINDS[kind.name] = kind
     return kind

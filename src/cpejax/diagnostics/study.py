@@ -105,13 +105,8 @@ class Study:
         key_replicates: PRNGKeyArray,
         progress: bool | None = None,
     ):
-        self.posterior, self.graph, self.rows, self.observed, self.draws = (
-            posterior,
-            posterior.graph,
-            rows,
-            observed,
-            draws,
-        )
+        self.posterior, self.graph, self.draws = posterior, posterior.graph, draws
+        self.rows, self.observed = rows, observed
         self.key, self.key_replicates, self.progress = key, key_replicates, progress
         self.names = parameter_names(self.graph)
         d, n = len(self.names), len(rows[self.graph.parameters[0]])
