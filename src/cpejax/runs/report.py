@@ -14,7 +14,8 @@ import pandas as pd
 import xarray as xr
 
 from cpejax import plot
-from cpejax.diagnostics.check import Check, percent
+from cpejax.diagnostics.check import Check
+from cpejax.diagnostics.words import percent
 from cpejax.inference.posterior import Posterior
 from cpejax.plot.style import scalars
 from cpejax.program.graph import Graph
@@ -30,6 +31,8 @@ MOST_SITES = 60
 """Sites in the drawing of a graph."""
 MOST_PRIOR = 10_000
 """Draws that the prior's densities are made of."""
+SHOWN = {"Ranks (SBC)", "Coverage", "Posterior predictive"}
+"""Checks whose figures have a place of their own on the page; those of others come after them."""
 LABELS = {"q05": "5 %", "q25": "25 %", "q75": "75 %", "q95": "95 %"}
 
 
@@ -270,6 +273,11 @@ def _calibration(figures: PageFigures, check: Check) -> list[PageFigure]:
             f"Coverage of credible regions against their level. 90 % intervals hold {percent(ninety.min())} to "
             f"{percent(ninety.max())} of the true values.",
             "How often credible regions hold the true value.",
+        ),
+        *(
+            figures.add(functools.partial(plot.finding, check, name), check[name].sentence, name)
+            for name in check.figures
+            if name not in SHOWN
         ),
     ]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from cpejax.diagnostics.check import member_names
+from cpejax.diagnostics.words import member_names
 from cpejax.program.graph import Graph
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "median": 0.5, "q75": 0.75, "q95": 0.95}
