@@ -12,6 +12,7 @@ from cpejax.inference.settings import History, Training
 from cpejax.nn.embeddings import ConvEmbedding, MLPEmbedding, RecurrentEmbedding, SetEmbedding
 from cpejax.program.graph import Graph, Site
 from cpejax.program.inverse import PosteriorProgram, invert
+from cpejax.program.model import Model
 from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations
 from cpejax.program.simulator import Simulator
@@ -31,6 +32,7 @@ __all__ = [
     "Graph",
     "History",
     "MLPEmbedding",
+    "Model",
     "Posterior",
     "PosteriorProgram",
     "RecurrentEmbedding",

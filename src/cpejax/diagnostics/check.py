@@ -255,7 +255,7 @@ def check(
     graph = posterior.graph
     keys = jax.random.split(check_key(key), 3)
     if simulations is None:
-        simulations = simulate(posterior.program, n, observed=graph.data, key=keys[0], progress=progress)
+        simulations = simulate(posterior.model, n, key=keys[0], progress=progress)
         if simulations.interrupted:
             raise KeyboardInterrupt
     rows = graph.without_masked({name: _floats(simulations[name])[:n] for name in graph.sites})

@@ -102,28 +102,27 @@ class Graph:
     deterministics: Mapping[str, Deterministic] = field(default_factory=dict, compare=False)  # functions of the sites
 
     @classmethod
-    def from_program(cls, program: Program, *args: Any, observed: Sequence[str] | None = None, **kwargs: Any) -> Graph:
-        """Read the graph off a NumPyro program, by provenance. Nothing is simulated.
+    def from_program(cls, program: Program, *, observed: Sequence[str] | None = None) -> Graph:
+        """Read the graph off a NumPyro program without arguments, by provenance. Nothing is simulated.
 
         What tells the members of a plate apart is found as well, and it is verified that they are exchangeable given
         that.
 
         **Arguments:**
 
-        - `program`: a NumPyro model.
-        - `*args`, `**kwargs`: passed to the program.
+        - `program`: a NumPyro model; of one with arguments, `cpe.Model(program, ...).graph` is the graph.
         - `observed`: the names of the data sites. Without it, the sites with `obs=` and the `cpe.Simulator` sites.
         """
-        raw = read(program, args, kwargs)
+        raw = read(program)
         data = data_sites(raw, observed)
-        deterministics = read_deterministics(program, raw, args, kwargs)
+        deterministics = read_deterministics(program, raw)
         check_names([*raw, *deterministics])
         for name in raw:
             if name not in data:
                 check_parameter(name, raw[name])
         check_masks(raw)
         plates = {d: n for site in raw.values() for d, n in zip(site.dims, site.shape, strict=True) if d is not None}
-        members = study(program, raw, args, kwargs)
+        members = study(program, raw)
         for plate, why in members.unlike.items():
             check_unlike(plate, plates[plate], why)
         sites = {

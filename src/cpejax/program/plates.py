@@ -97,8 +97,6 @@ class Members:
 def study(
     program: Program,
     sites: Mapping[str, RawSite],
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
 ) -> Members:
     """Find what tells the members of a program's plates apart, and verify that nothing else does.
 
@@ -108,7 +106,7 @@ def study(
     sizes = {d: n for s in sites.values() for d, n in zip(s.dims, s.shape, strict=True) if d is not None}
     if not sizes:
         return Members()
-    return _Study(program, sites, sizes, args, dict(kwargs or {})).members()
+    return _Study(program, sites, sizes).members()
 
 
 # ---- A site's distribution as a function of values and constants
@@ -209,10 +207,8 @@ class _Study:
         program: Program,
         sites: Mapping[str, RawSite],
         sizes: Mapping[str, int],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
     ):
-        self.program, self.sites, self.sizes, self.args, self.kwargs = program, sites, sizes, args, kwargs
+        self.program, self.sites, self.sizes = program, sites, sizes
         self.rng = np.random.default_rng(0)
         self.plates = {n: tuple(d for d in s.dims if d is not None) for n, s in sites.items()}
         self.draws = [self._draw(seed) for seed in range(3)]
@@ -236,8 +232,6 @@ class _Study:
                 dict(values),
                 lambda name, msg: values.update({name: jnp.asarray(msg["value"])}),
                 jax.random.key(seed),
-                self.args,
-                self.kwargs,
             )
         return values
 
@@ -253,7 +247,7 @@ class _Study:
                     found, trees[name] = jax.tree.flatten(unmasked(msg["fn"]))
                     out[name] = [jnp.asarray(leaf) for leaf in found]
 
-            run(self.program, values, visit, key, self.args, self.kwargs)
+            run(self.program, values, visit, key)
             return out
 
         closed, shapes = jax.make_jaxpr(leaves, return_shape=True)(self.draws[0], jax.random.key(0))
@@ -283,7 +277,7 @@ class _Study:
                 out[name] = _features_of(msg["fn"], msg["value"])
 
         if self.opaque:
-            run(self.program, values, visit, args=self.args, kwargs=self.kwargs)
+            run(self.program, values, visit)
         return out
 
     def _evaluate(self, values: Values, constants: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
@@ -511,13 +505,13 @@ class _Study:
     def _names(self) -> Iterator[tuple[str, np.ndarray]]:
         """Arrays that the user has given a name, by a deterministic site, as an argument or as a variable."""
         with handlers.trace() as trace, numpyro.validation_enabled(False):
-            run(self.program, self.draws[0], args=self.args, kwargs=self.kwargs)
+            run(self.program, self.draws[0])
         for name, site in trace.items():
             if site["type"] == "deterministic":
                 yield from _arrays(name, site["value"])
         try:
             function: Any = self.program
-            args, kwargs = self.args, self.kwargs
+            args, kwargs = (), {}
             while isinstance(function, functools.partial):
                 function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
             bound = inspect.signature(function).bind(*args, **kwargs)
