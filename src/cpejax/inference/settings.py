@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,8 @@ class Training:
 
     def completed(self, own: Mapping[str, float]) -> Training:
         """With the method's own values of what was left to it."""
-        return replace(self, **{name: own[name] for name in OF_THE_METHOD if getattr(self, name) is None})
+        missing: dict[str, Any] = {name: own[name] for name in OF_THE_METHOD if getattr(self, name) is None}
+        return replace(self, **missing)
 
     def epochs(self, batches: int) -> int:
         """How many epochs there are at most, with so many batches in each."""

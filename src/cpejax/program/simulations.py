@@ -19,8 +19,8 @@ class Simulations(dict[str, np.ndarray]):
 
     Deterministic sites are among them; `cpe.fit` does not read these. Data of simulators on the host are in float64.
     `dropped` counts the simulations that were left out because a value was not finite; `interrupted` says that there
-    are fewer than asked for; `model` is what was simulated, `graph` its graph, and `probe` what its program gives at the
-    first of them.
+    are fewer than asked for; `model` is what was simulated, `graph` its graph, and `probe` what its program gives at
+    the first of them.
     """
 
     def __init__(

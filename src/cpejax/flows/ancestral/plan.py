@@ -20,7 +20,7 @@ import numpy as np
 
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram
-from cpejax.program.plates import Constant, Link
+from cpejax.program.members import Constant, Link
 
 Plates = tuple[str, ...]
 
