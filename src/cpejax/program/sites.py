@@ -100,5 +100,5 @@ def ground_members(site: Site, plates: Mapping[str, int]) -> Iterable[tuple[str,
     for at in itertools.product(*(range(plates[p]) for p in site.plates)):
         member = site
         for plate, i in zip(site.plates, at, strict=True):
-            member = member(member, plate, i)
+            member = member_of(member, plate, i)
         yield member.name, dict(zip(site.plates, at, strict=True))
