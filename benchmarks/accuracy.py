@@ -31,8 +31,8 @@ OBSERVATIONS, DRAWS = 5, 10_000
 def fitted(program, observed, simulations=10_000, **options):
     """A posterior with default settings, and what it took."""
     began = time.perf_counter()
-    data = cpe.simulate(program, simulations, observed=observed, key=jax.random.key(0))
-    posterior = cpe.fit(program, data, key=jax.random.key(1), **options)
+    data = cpe.simulate(cpe.Model(program, observed=observed), simulations, key=jax.random.key(0))
+    posterior = cpe.fit(program, data, key=jax.random.key(1), training=cpe.Training(**options))
     about = {
         "weights": posterior.weights,
         "epochs": len(posterior.history.train),
@@ -171,7 +171,7 @@ def groups(size, **options):
     def run(c2st):
         program = groups_program(size)
         posterior, about = fitted(program, ["y"], **options)
-        data = cpe.simulate(program, OBSERVATIONS, observed=["y"], key=jax.random.key(100))
+        data = cpe.simulate(cpe.Model(program, observed=["y"]), OBSERVATIONS, key=jax.random.key(100))
         observations = [{"y": y} for y in data["y"]]
         out = {**about, "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)}
         names = {"mu": ("mu",), "tau": ("tau",), "mu_tau": ("mu", "tau")}
@@ -202,7 +202,7 @@ def vector_gaussian(c2st):
         return {"theta": np.asarray(given["x"]) / 2 + np.sqrt(0.05) * rng.normal(size=(n, 10))}
 
     posterior, about = fitted(program, ["x"])
-    data = cpe.simulate(program, OBSERVATIONS, observed=["x"], key=jax.random.key(100))
+    data = cpe.simulate(cpe.Model(program, observed=["x"]), OBSERVATIONS, key=jax.random.key(100))
     return {**about, **compare(posterior, [{"x": x} for x in data["x"]], exact, c2st)}
 
 

@@ -71,7 +71,7 @@ QUICK = Size(simulations=500, draws=200, observations=2, epochs=20, most_epochs=
 def fitted(program, observed, method, size):
     """A posterior with its method's default settings, and what it took."""
     began = time.perf_counter()
-    simulations = cpe.simulate(program, size.simulations, observed=observed, key=jax.random.key(0))
+    simulations = cpe.simulate(cpe.Model(program, observed=observed), size.simulations, key=jax.random.key(0))
     options = {} if size.most_epochs is None else {"max_epochs": size.most_epochs}
     posterior = cpe.fit(program, simulations, key=jax.random.key(1), method=method, progress=False, **options)
     about = {
@@ -132,7 +132,9 @@ def correlated(method):
         covariance = np.linalg.inv(np.eye(3) + DESIGN.T @ DESIGN / NOISE**2)
         sd = np.sqrt(np.diag(covariance))
         exact = covariance / np.outer(sd, sd)
-        data = cpe.simulate(correlated_program, size.observations, observed=["x", "y"], key=jax.random.key(100))
+        data = cpe.simulate(
+            cpe.Model(correlated_program, observed=["x", "y"]), size.observations, key=jax.random.key(100)
+        )
         errors, ratios, means = [], [], []
         for seed in range(size.observations):
             given = {name: data[name][seed] for name in ("x", "y")}
@@ -156,7 +158,9 @@ def correlated(method):
 def peer(name):
     def run(size, python):
         task = cpe.tasks.get(name)
-        simulations = cpe.simulate(task.program, size.simulations, observed=task.observed, key=jax.random.key(0))
+        simulations = cpe.simulate(
+            cpe.Model(task.program, observed=task.observed), size.simulations, key=jax.random.key(0)
+        )
         seeds = range(size.observations)
         observations = [task.observation(seed) for seed in seeds]
         bound = {"two_moons": 1.0, "slcp": 3.0}[name]  # theta is uniform from -bound to bound
@@ -197,10 +201,8 @@ def measure_ours(task, simulations, observations, size, other):
             simulations,
             key=jax.random.key(1),
             method=cpe.FMPE(),
-            max_epochs=size.epochs,
-            steps=size.epochs * size.simulations,  # the epochs decide
-            patience=size.epochs,
             progress=False,
+            training=cpe.Training(max_epochs=size.epochs, steps=size.epochs * size.simulations, patience=size.epochs),
         )
     drawn(posterior, observations[0], 1000, size)  # compiles
     draws, seconds, rates = [], [], []

@@ -62,7 +62,7 @@ class Line:
     """The posterior of `line`, right or wrong: a normal distribution for each observation."""
 
     program = staticmethod(line)
-    graph = cpe.Graph.from_program(line, observed=["y"])
+    graph = cpe.Model(line, observed=["y"]).graph
 
     def __init__(
         self,

@@ -73,8 +73,8 @@ def measure(task: str, variant: str) -> dict[str, float]:
     activation = ACTIVATIONS[options.pop("activation", "softsign_linear")]
     key = int(options.pop("key", 1))
     numbers = {name: json.loads(value) for name, value in options.items()}
-    simulations = cpe.simulate(program, 10_000, observed=observed, key=jax.random.key(0))
-    fresh = cpe.simulate(program, 4_000, observed=observed, key=jax.random.key(99))
+    simulations = cpe.simulate(cpe.Model(program, observed=observed), 10_000, key=jax.random.key(0))
+    fresh = cpe.simulate(cpe.Model(program, observed=observed), 4_000, key=jax.random.key(99))
     jax.clear_caches()  # compiled programs do not know which activation they were traced with
     began = time.monotonic()
     with mock.patch.object(_ancestral, "softsign_linear", activation):
@@ -84,7 +84,7 @@ def measure(task: str, variant: str) -> dict[str, float]:
             method=cpe.CPE(**{name: v for name, v in numbers.items() if name in METHOD}),
             key=jax.random.key(key),
             progress=False,
-            **{name: v for name, v in numbers.items() if name not in METHOD},
+            training=cpe.Training(**{name: v for name, v in numbers.items() if name not in METHOD}),
         )
         seconds = time.monotonic() - began
         return {**held_out(posterior, fresh), "seconds": round(seconds, 1)}

@@ -123,13 +123,13 @@ def matrix(draws, names):
     return np.concatenate([np.asarray(draws[n]).reshape(len(draws[n]), -1) for n in names], axis=1)
 
 
-def compare(name, simulations=None, seed=0, draws=10_000, **options):
+def compare(name, simulations=None, seed=0, draws=10_000):
     """C2ST of the example's posterior against NUTS, and of NUTS against itself."""
     module, simulations = example(name), simulations or SIMULATIONS[name]
     given = observation(name, module)
     rows = cpe.simulate(module.program, simulations, key=jax.random.key(10 * seed))
-    options = {"method": getattr(module, "method", cpe.CPE()), **options}
-    posterior = cpe.fit(module.program, rows, key=jax.random.key(10 * seed + 1), **options)
+    method = getattr(module, "method", cpe.CPE())
+    posterior = cpe.fit(module.program, rows, key=jax.random.key(10 * seed + 1), method=method)
     tree = posterior.sample(draws, given=given, key=jax.random.key(10 * seed + 2))
     names = posterior.graph.parameters
     ours = matrix({n: tree.posterior[n].values[0] for n in names}, names)

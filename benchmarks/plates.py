@@ -142,7 +142,7 @@ CENTRED = ("theta", "a", "b", "district", "school")
 
 def nuts(program, y, seed):
     """Draws of the parameters by NUTS, with groups' effects away from their scale."""
-    names = [n for n, s in cpe.Graph.from_program(program, observed=["y"]).sites.items() if s.plates and n != "y"]
+    names = [n for n, s in cpe.Model(program, observed=["y"]).graph.sites.items() if s.plates and n != "y"]
     model = reparam(condition(program, {"y": y}), config={n: LocScaleReparam(0) for n in names if n in CENTRED})
     kernel = NUTS(model, target_accept_prob=0.95)
     mcmc = MCMC(
@@ -156,7 +156,7 @@ def observations(name, program):
     """The published data, or two data sets drawn from the model."""
     if name == "schools":
         return [SCHOOLS]
-    rows = cpe.simulate(program, 2, observed=["y"], key=jax.random.key(99))
+    rows = cpe.simulate(cpe.Model(program, observed=["y"]), 2, key=jax.random.key(99))
     return list(rows["y"])
 
 
@@ -169,8 +169,8 @@ def run(name, simulations, steps=None):
     """How far the draws for each observation are from those of NUTS."""
     program = MODELS[name]
     began = time.perf_counter()
-    rows = cpe.simulate(program, simulations, observed=["y"], key=jax.random.key(0))
-    posterior = cpe.fit(program, rows, key=jax.random.key(1), steps=steps, progress=False)
+    rows = cpe.simulate(cpe.Model(program, observed=["y"]), simulations, key=jax.random.key(0))
+    posterior = cpe.fit(program, rows, key=jax.random.key(1), progress=False, training=cpe.Training(steps=steps))
     seconds = time.perf_counter() - began
     out = {"c2st": [], "mean": [], "sd": []}
     for seed, y in enumerate(observations(name, program)):

@@ -142,8 +142,8 @@ def simulate(size: Size) -> tuple[Any, Any]:
     import cpejax as cpe
     from cpejax.tasks import two_moons
 
-    simulations = cpe.simulate(two_moons.program, size.simulations, observed=["x"], key=jax.random.key(0))
-    new = cpe.simulate(two_moons.program, 1 + size.observations, observed=["x"], key=jax.random.key(1))
+    simulations = cpe.simulate(cpe.Model(two_moons.program, observed=["x"]), size.simulations, key=jax.random.key(0))
+    new = cpe.simulate(cpe.Model(two_moons.program, observed=["x"]), 1 + size.observations, key=jax.random.key(1))
     return simulations, new["x"]
 
 
@@ -179,10 +179,8 @@ def time_epochs(
             two_moons.program,
             simulations,
             key=jax.random.key(2),
-            batch_size=BATCH,
-            max_epochs=size.epochs,
-            patience=size.epochs,
             progress=False,
+            training=cpe.Training(batch_size=BATCH, max_epochs=size.epochs, patience=size.epochs),
             **options,
         )
     return posterior, epochs, between
@@ -295,7 +293,12 @@ def end_to_end(size: Size) -> dict[str, Any]:
     simulated = time.perf_counter()
     options = {} if size.max_epochs is None else {"max_epochs": size.max_epochs}
     posterior = cpe.fit(
-        two_moons.program, simulations, key=jax.random.key(2), batch_size=BATCH, progress=False, **options
+        two_moons.program,
+        simulations,
+        key=jax.random.key(2),
+        progress=False,
+        training=cpe.Training(batch_size=BATCH),
+        **options,
     )
     fitted = time.perf_counter()
     posterior.sample(size.draws, given={"x": observations[0]}, key=jax.random.key(3))
@@ -324,9 +327,11 @@ def chain(length: int) -> dict[str, float]:
             x = numpyro.sample(f"x{t}", dist.Normal(x, 1.0))
         numpyro.sample("y", dist.Normal(x, 1.0))
 
-    simulations = cpe.simulate(program, 1000, observed=["y"], key=jax.random.key(0))
+    simulations = cpe.simulate(cpe.Model(program, observed=["y"]), 1000, key=jax.random.key(0))
     began = time.perf_counter()
-    posterior = cpe.fit(program, simulations, max_epochs=2, key=jax.random.key(1), progress=False)
+    posterior = cpe.fit(
+        program, simulations, key=jax.random.key(1), progress=False, training=cpe.Training(max_epochs=2)
+    )
     seconds = {"fit": time.perf_counter() - began}
     for name in ("first draws", "second draws"):
         began = time.perf_counter()

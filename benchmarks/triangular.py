@@ -110,7 +110,9 @@ def one_bias(rho: float, method: Any) -> dict[str, Any]:
     truth = np.array([[1, rho], [rho, 1]])
     began = time.perf_counter()
     options = {"steps": 6_000} if method.flow == "ancestral" else {"steps": 6_000, "learning_rate": 1e-3}
-    posterior = cpe.fit(pair, correlated(rho), observed=["y"], method=method, key=jax.random.key(1), **options)
+    posterior = cpe.fit(
+        cpe.Model(pair, observed=["y"]), correlated(rho), method=method, key=jax.random.key(1), **options
+    )
     tree = posterior.sample(20_000, given={"y": 0.0}, key=jax.random.key(2), solver="rk45")
     found = np.cov(np.stack([tree.posterior[n].values[0] for n in "ab"]))
     predicted = limit(truth, np.tril(np.ones((2, 2))))
@@ -143,7 +145,7 @@ def step_of(edges: list[list[int]], storage: str, hidden: int = 64, steps: int =
     """A training step (loss, gradient, Adam) of the triangular flow with these edges and as many data."""
     d = len(edges)
     values = correlated(0.5, 200)
-    graph = cpe.Graph.from_program(pair, observed=["y"])
+    graph = cpe.Model(pair, observed=["y"]).graph
     flow = cpe.CPE(flow="triangular", coordinates="prior").build(pair, graph, values, key=jax.random.key(0))
     wiring = Wiring.of(edges, [True] * d)
     part = eqx.filter_eval_shape(
@@ -253,7 +255,7 @@ def two_moons() -> Iterator[Job]:
 
 def one_two_moons(method: Any, options: dict[str, Any]) -> dict[str, Any]:
     task = cpe.tasks.get("two_moons")
-    simulations = cpe.simulate(task.program, 10_000, observed=task.observed, key=jax.random.key(0))
+    simulations = cpe.simulate(cpe.Model(task.program, observed=task.observed), 10_000, key=jax.random.key(0))
     began = time.perf_counter()
     posterior = cpe.fit(task.program, simulations, key=jax.random.key(1), method=method, **options)
     fitted = time.perf_counter()
@@ -291,9 +293,13 @@ def inverse() -> Iterator[Job]:
 
 def one_inverse(by: str) -> dict[str, Any]:
     task = cpe.tasks.get("two_moons")
-    simulations = cpe.simulate(task.program, 10_000, observed=task.observed, key=jax.random.key(0))
+    simulations = cpe.simulate(cpe.Model(task.program, observed=task.observed), 10_000, key=jax.random.key(0))
     posterior = cpe.fit(
-        task.program, simulations, key=jax.random.key(1), method=cpe.CPE(flow="discrete", inverse_by=by), steps=5_000
+        task.program,
+        simulations,
+        key=jax.random.key(1),
+        method=cpe.CPE(flow="discrete", inverse_by=by),
+        training=cpe.Training(steps=5_000),
     )
     return {"weights": posterior.weights, **timed_draws(posterior, task)}
 
@@ -330,7 +336,7 @@ def speed() -> Iterator[Job]:
 def all_speeds(turns: int = 10) -> dict[str, Any]:
     """Flows are trained one after the other, and draw in turns, so that all see the same machine."""
     task = cpe.tasks.get("two_moons")
-    simulations = cpe.simulate(task.program, 10_000, observed=task.observed, key=jax.random.key(0))
+    simulations = cpe.simulate(cpe.Model(task.program, observed=task.observed), 10_000, key=jax.random.key(0))
     posteriors, found = {}, {}
     for name, method in SPEED.items():
         posteriors[name], epoch = timed_fit(task, simulations, method)
@@ -354,9 +360,11 @@ def draws() -> Iterator[Job]:
 def one_draws(name: str, turns: int = 5) -> dict[str, Any]:
     """Networks that are hardly trained: the time of a draw does not depend on it. Both draw in turns."""
     task = cpe.tasks.get(name)
-    simulations = cpe.simulate(task.program, 1_000, observed=task.observed, key=jax.random.key(0))
+    simulations = cpe.simulate(cpe.Model(task.program, observed=task.observed), 1_000, key=jax.random.key(0))
     posteriors = {
-        flow: cpe.fit(task.program, simulations, method=SPEED[method], key=jax.random.key(2), max_epochs=2)
+        flow: cpe.fit(
+            task.program, simulations, method=SPEED[method], key=jax.random.key(2), training=cpe.Training(max_epochs=2)
+        )
         for flow, method in {"ancestral": "ancestral", "triangular": "triangular, prior coordinates"}.items()
     }
     wiring = posteriors["triangular"].flow.net.wiring
@@ -393,10 +401,8 @@ def timed_fit(task: Any, simulations: Any, method: Any, epochs: int = 30) -> tup
             simulations,
             method=method,
             key=jax.random.key(2),
-            batch_size=BATCH,
-            max_epochs=epochs,
-            patience=epochs,
             progress=False,
+            training=cpe.Training(batch_size=BATCH, max_epochs=epochs, patience=epochs),
         )
     return posterior, float(np.median(np.diff(marks)[4:]))
 

@@ -31,14 +31,15 @@ def program():
     numpyro.sample("position", dist.Normal(position, noise).to_event(1))
 
 
-springs = cpe.simulate(program, SPRINGS, observed=observed, key=jax.random.key(7))
+model = cpe.Model(program, observed)
+springs = cpe.simulate(model, SPRINGS, key=jax.random.key(7))
 data = {"position": springs["position"]}  # (200, 20): one row for each spring
 
 
-def main(simulations: int = 10_000, draws: int = 1_000, **options) -> None:
+def main(simulations: int = 10_000, draws: int = 1_000, method=None, training=None) -> None:
     """The posteriors of all springs, and whether they hold what is true."""
-    rows = cpe.simulate(program, simulations, observed=observed, key=jax.random.key(0))
-    posterior = cpe.fit(program, rows, key=jax.random.key(1), **options)
+    rows = cpe.simulate(model, simulations, key=jax.random.key(0))
+    posterior = cpe.fit(model, rows, key=jax.random.key(1), method=method, training=training)
     for name in ("the first time, with compilation", "once more"):
         began = time.perf_counter()
         tree = posterior.sample(draws, given=data, key=jax.random.key(2))

@@ -43,16 +43,17 @@ def program():
         numpyro.sample("y", cpe.Simulator(measure, beta, sigma, event_shape=(MEASUREMENTS,)))
 
 
-def main(simulations: int = 10_000, draws: int = 4_000, **options) -> None:
+def main(simulations: int = 10_000, draws: int = 4_000, method=None, training=None) -> None:
     """From nothing to a posterior of groups that we know, because we made them."""
-    graph = cpe.Graph.from_program(program)
-    print(graph, cpe.invert(graph), sep="\n")
+    model = cpe.Model(program)
+    print(model.graph, cpe.invert(model.graph), sep="\n")
 
-    truth = cpe.simulate(program, 20, key=jax.random.key(0))
+    truth = cpe.simulate(model, 20, key=jax.random.key(0))
     observation = {"y": truth["y"][0]}
 
-    data = cpe.simulate(program, simulations, key=jax.random.key(1))
-    posterior = cpe.fit(program, data, key=jax.random.key(2), **{"steps": 6_000, **options})
+    data = cpe.simulate(model, simulations, key=jax.random.key(1))
+    training = training or cpe.Training(steps=6_000)
+    posterior = cpe.fit(model, data, key=jax.random.key(2), method=method, training=training)
     print(f"{posterior}\ntrained for {len(posterior.history.train)} epochs in {posterior.history.seconds:.0f} s")
     tree = posterior.sample(draws, given=observation, key=jax.random.key(3))
 

@@ -31,6 +31,6 @@ def program():
 
 
 if __name__ == "__main__":
-    graph = cpe.Graph.from_program(program, observed=observed)
+    graph = cpe.Model(program, observed=observed).graph
     print(graph)
     print(cpe.invert(graph))

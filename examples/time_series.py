@@ -52,10 +52,10 @@ def program():
     numpyro.sample("log_counts", cpe.Simulator(ricker, log_r, sigma, effort, event_shape=(YEARS,)))
 
 
-def main(simulations: int = 10_000, draws: int = 4_000, **options) -> None:
+def main(simulations: int = 10_000, draws: int = 4_000, method=method, training=None) -> None:
     """How fast does it grow, how noisy is it, and how many of the animals were found?"""
     rows = cpe.simulate(program, simulations, key=jax.random.key(0))
-    posterior = cpe.fit(program, rows, key=jax.random.key(1), **{"method": method, **options})
+    posterior = cpe.fit(program, rows, key=jax.random.key(1), method=method, training=training)
     tree = posterior.sample(draws, given=data, key=jax.random.key(2))
     table = arviz_stats.summary(tree, kind="stats")
     table["truth"] = [truth[name] for name in tree.posterior.data_vars]

@@ -28,14 +28,14 @@ def test_examples_run_with_tiny_settings(name, capsys):
     module = load(ROOT / "examples" / f"{name}.py")
     file = ROOT / "examples" / f"{name}.json"
     data = json.loads(file.read_text()) if file.exists() else module.data
-    graph = cpe.Graph.from_program(module.program, observed=getattr(module, "observed", None))
+    graph = cpe.Model(module.program, observed=getattr(module, "observed", None)).graph
     many = check_shapes({site: np.asarray(x) for site, x in data.items()}, graph, name)
     assert many == (name == "amortised")
     truth = getattr(module, "truth", {})
     for parameter, value in truth.items():
         assert np.shape(value) == graph.sites[parameter].shape
     embed = getattr(getattr(module, "method", None), "embed", {})
-    options = {"method": cpe.CPE(**TINY, embed=embed), "max_epochs": 1}
+    options = {"method": cpe.CPE(**TINY, embed=embed), "training": cpe.Training(max_epochs=1)}
     if hasattr(module, "main"):  # a script too
         module.main(simulations=60, draws=50, **options)
         out = capsys.readouterr().out

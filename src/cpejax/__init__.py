@@ -10,11 +10,13 @@ from cpejax.inference.posterior import Posterior
 from cpejax.inference.registry import CPE
 from cpejax.inference.settings import History, Training
 from cpejax.nn.embeddings import ConvEmbedding, MLPEmbedding, RecurrentEmbedding, SetEmbedding
-from cpejax.program.graph import Graph, Site
+from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram, invert
+from cpejax.program.model import Model
 from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations
 from cpejax.program.simulator import Simulator
+from cpejax.program.sites import Site
 
 if TYPE_CHECKING:
     from cpejax import metrics, plot, tasks
@@ -32,6 +34,7 @@ __all__ = [
     "Graph",
     "History",
     "MLPEmbedding",
+    "Model",
     "Posterior",
     "PosteriorProgram",
     "RecurrentEmbedding",

@@ -434,7 +434,7 @@ def test_values_of_a_long_tail_end_where_the_simulations_do():
         numpyro.sample("y", dist.Normal(0.0, scale))
 
     values = {"scale": jnp.array([0.5, 1.0, 7.0]), "y": jnp.zeros(3)}
-    coordinates = Coordinates(program, cpe.Graph.from_program(program, observed=["y"]), values)
+    coordinates = Coordinates(program, cpe.Model(program, observed=["y"]).graph, values)
     constrain = coordinates.constrainers({"scale": jnp.zeros(()), "y": jnp.zeros(())}, {"scale": jnp.zeros(1)})["scale"]
     for z, expected in ((-6.0, 0.5), (0.0, 1.0), (6.0, 7.0)):
         np.testing.assert_allclose(constrain({}, jnp.array([z])), expected, rtol=1e-4)

@@ -29,7 +29,7 @@ def program():
 
 @pytest.fixture(scope="module")
 def simulations():
-    return cpe.simulate(program, 200, observed=["y"], key=KEY)
+    return cpe.simulate(cpe.Model(program, observed=["y"]), 200, key=KEY)
 
 
 def vector_of(simulations, kind, sites=None):
@@ -89,7 +89,7 @@ def test_a_simplex_has_no_density_in_plain_coordinates():
         p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
         numpyro.sample("y", dist.Normal(p[0], 1.0))
 
-    simulations = cpe.simulate(simplex, 30, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(simplex, observed=["y"]), 30, key=KEY)
     values = {name: jnp.asarray(x) for name, x in simulations.items()}
     with pytest.raises(ValueError, match=r"'p' \(Dirichlet\) has 3 numbers .* dimension 2.*'unconstrained'"):
         Vector(simplex, simulations.graph, values, "plain")
@@ -148,7 +148,7 @@ class Proposal(Flow):
 
 @pytest.fixture
 def posterior():
-    simulations = cpe.simulate(box, 100, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(box, observed=["y"]), 100, key=KEY)
     values = {name: jnp.asarray(x) for name, x in simulations.items()}
     flow = Proposal(Coordinates(box, simulations.graph, values))
     return cpe.Posterior(flow, simulations.graph, box, cpe.CPE(), cpe.Training(), cpe.History(), 100)

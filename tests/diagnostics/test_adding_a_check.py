@@ -27,7 +27,7 @@ class Exact:
     """The posterior of `program`, or one that takes its parameters for independent."""
 
     program = staticmethod(program)
-    graph = cpe.Graph.from_program(program, observed=["y"])
+    graph = cpe.Model(program, observed=["y"]).graph
 
     def __init__(self, independent=False):
         covariance = np.array([[2.0, -1.0], [-1.0, 2.0]]) / 3

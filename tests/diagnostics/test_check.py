@@ -42,7 +42,7 @@ class Exact:
     """The conjugate posterior of `linear`; its draws are moved, and scaled around their mean, if asked for."""
 
     program = staticmethod(linear)
-    graph = cpe.Graph.from_program(linear, observed=["x"])
+    graph = cpe.Model(linear, observed=["x"]).graph
 
     def __init__(self, scale=1.0, shift=0.0, swap=False):
         self.scale, self.shift, self.swap = np.broadcast_to(scale, 3), np.broadcast_to(shift, 3), swap
@@ -272,7 +272,7 @@ def positive():
 
 
 def test_densities_of_many_observations_are_those_of_each():
-    rows = cpe.simulate(positive, 60, observed=["y"], key=jax.random.key(0))
+    rows = cpe.simulate(cpe.Model(positive, observed=["y"]), 60, key=jax.random.key(0))
     method = cpe.CPE(width=8, depth=1, hidden=8, components=2)
     flow = method.build(positive, rows.graph, rows, key=jax.random.key(1))  # not trained: any density will do
     posterior = cpe.Posterior(flow, rows.graph, positive, method, cpe.Training(), cpe.History([], [], 0), rows.n)
@@ -400,10 +400,10 @@ def test_many_observations(simulated):
 
 
 def graph_of(size):
-    return cpe.Graph.from_program(
+    return cpe.Model(
         lambda: numpyro.sample("x", dist.Normal(numpyro.sample("a", dist.Normal()), 1).expand([size]).to_event(1)),
         observed=["x"],
-    )
+    ).graph
 
 
 @pytest.mark.parametrize("sd", [1.0, 3.0])

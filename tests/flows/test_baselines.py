@@ -39,7 +39,7 @@ def groups():
 
 @functools.cache
 def simulations_of(program):
-    return cpe.simulate(program, 1000, observed=["y"], key=KEY)
+    return cpe.simulate(cpe.Model(program, observed=["y"]), 1000, key=KEY)
 
 
 def built(program, method):
@@ -133,7 +133,7 @@ def test_other_coordinates_cannot_leave_the_support(kind):
 
 
 def test_numbers_of_weights():
-    simulations = cpe.simulate(two_moons.program, 50, observed=["x"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(two_moons.program, observed=["x"]), 50, key=KEY)
     sizes = [
         count_weights(m.build(two_moons.program, simulations.graph, simulations, key=KEY))
         for m in (cpe.FMPE(), cpe.PSE(), cpe.AIO())
@@ -402,7 +402,7 @@ def test_what_is_given_must_be_enough_for_its_coordinates():
 )
 def test_linear_gaussian(method, most):
     task = cpe.tasks.get("linear_gaussian")
-    simulations = cpe.simulate(task.program, 10_000, observed=task.observed, key=KEY)
+    simulations = cpe.simulate(cpe.Model(task.program, observed=task.observed), 10_000, key=KEY)
     posterior = cpe.fit(task.program, simulations, method=method, key=jax.random.key(1), progress=False)
     scores = []
     for seed in range(3):
@@ -423,7 +423,7 @@ def correlated():
     "method", [cpe.FMPE(), cpe.PSE(), cpe.AIO(mask="none", layers=4)], ids=["FMPE", "PSE", "AIO-none"]
 )  # a directed mask is biased here, and one layer is too little: docs/baselines.md
 def test_correlations(method):
-    simulations = cpe.simulate(correlated, 10_000, observed=["x", "y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(correlated, observed=["x", "y"]), 10_000, key=KEY)
     posterior = cpe.fit(correlated, simulations, method=method, key=jax.random.key(1), progress=False)
     design = np.array([[1, 1, 0], [0, 1, 1]])
     covariance = np.linalg.inv(np.eye(3) + design.T @ design / 0.25)

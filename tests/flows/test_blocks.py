@@ -206,7 +206,7 @@ def test_parameters_that_coordinates_depend_on_are_read():
         c = numpyro.sample("c", dist.Normal(b, 1.0))
         numpyro.sample("y", dist.Normal(c, 1.0))
 
-    simulations = cpe.simulate(program, 20, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(program, observed=["y"]), 20, key=KEY)
     values = {name: jnp.asarray(x) for name, x in simulations.items()}
     graph = simulations.graph
     faithful, reverse = cpe.invert(graph), cpe.invert(graph, how="reverse")

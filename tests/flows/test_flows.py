@@ -49,7 +49,7 @@ GIVEN = {pair: {"y": 0.7}, branches: {"y": 0.7, "z": -0.4}}
 
 @functools.cache
 def simulations_of(program):
-    return cpe.simulate(program, 400, observed=list(GIVEN[program]), key=KEY)
+    return cpe.simulate(cpe.Model(program, observed=list(GIVEN[program])), 400, key=KEY)
 
 
 def data_of(program):

@@ -53,7 +53,7 @@ def correlation(covariance):
 )
 def test_numbers_of_weights(task, storage, weights):
     """Those that the paper rounds to 47,000 and 71,000; by edges there are no blocks that are unused."""
-    graph = cpe.Graph.from_program(task.program, observed=task.TASK.observed)
+    graph = cpe.Model(task.program, observed=task.TASK.observed).graph
     blank = {name: np.zeros((1, *site.shape), np.float32) for name, site in graph.sites.items()}
     method = cpe.CPE(flow="triangular", inverse="reverse", storage=storage)
     assert count_weights(method.build(task.program, graph, blank, key=KEY)) == weights
@@ -115,7 +115,7 @@ def interval():
 def shifted(by):
     """A field that moves everything by some prior standard deviations."""
     method = cpe.CPE(flow="triangular", **SMALL)
-    simulations = cpe.simulate(interval, 200, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(interval, observed=["y"]), 200, key=KEY)
     flow = method.build(interval, simulations.graph, simulations, key=KEY)
     last = flow.net.biases[-1]
     flow = eqx.tree_at(
@@ -164,6 +164,12 @@ def test_bad_options(options, message, unchecked):
 
 
 def test_a_batch_of_one_has_no_base_draw():
-    simulations = cpe.simulate(interval, 40, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(interval, observed=["y"]), 40, key=KEY)
     with pytest.raises(ValueError, match="give batch_size of at least 2"):
-        cpe.fit(interval, simulations, method=cpe.CPE(flow="triangular", **SMALL), key=KEY, batch_size=1)
+        cpe.fit(
+            interval,
+            simulations,
+            method=cpe.CPE(flow="triangular", **SMALL),
+            key=KEY,
+            training=cpe.Training(batch_size=1),
+        )

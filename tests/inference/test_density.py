@@ -39,12 +39,18 @@ def program():
 
 @pytest.fixture(scope="module")
 def simulations():
-    return cpe.simulate(program, 2000, observed=["y"], key=jax.random.key(0))
+    return cpe.simulate(cpe.Model(program, observed=["y"]), 2000, key=jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
 def posterior(simulations):
-    return cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=20, method=SMALL, learning_rate=1e-2)
+    return cpe.fit(
+        program,
+        simulations,
+        key=jax.random.key(1),
+        method=SMALL,
+        training=cpe.Training(max_epochs=20, learning_rate=1e-2),
+    )
 
 
 def exact_log_density(rows):
@@ -59,7 +65,7 @@ def test_a_worse_posterior_has_no_better_validation_loss(posterior):
     The exact posterior is the best there is on fresh simulations, but for noise: the difference of the log-densities of
     1,000 of them has a mean that is not below 0 by more than a few standard errors.
     """
-    fresh = cpe.simulate(program, 1000, observed=["y"], key=jax.random.key(7))
+    fresh = cpe.simulate(cpe.Model(program, observed=["y"]), 1000, key=jax.random.key(7))
     rows = _prepare(posterior.flow, fresh)
     weights, rest = trainable(posterior.flow)
     rng = np.random.default_rng(0)
@@ -88,7 +94,7 @@ def test_a_worse_posterior_has_no_better_validation_loss(posterior):
 def test_a_fit_scores_held_out_simulations(posterior, simulations):
     found = posterior.history.held_out
     assert found["n"] == 200
-    fresh = cpe.simulate(program, 2000, observed=["y"], key=jax.random.key(8))
+    fresh = cpe.simulate(cpe.Model(program, observed=["y"]), 2000, key=jax.random.key(8))
     best = exact_log_density(fresh).mean()
     assert best - 0.3 < found["log_prob"] < best + 4 * found["error"]
     log_prior = dist.Normal(0, 1).log_prob(fresh["a"]) + dist.Normal(0, 1).log_prob(fresh["b"])
@@ -101,8 +107,8 @@ def test_a_posterior_no_better_than_the_prior_is_warned_of(capsys):
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(1e-3 * a, 1.0))
 
-    data = cpe.simulate(ignored, 500, observed=["y"], key=jax.random.key(0))
-    cpe.fit(ignored, data, key=jax.random.key(1), max_epochs=2, method=SMALL)
+    data = cpe.simulate(cpe.Model(ignored, observed=["y"]), 500, key=jax.random.key(0))
+    cpe.fit(ignored, data, key=jax.random.key(1), method=SMALL, training=cpe.Training(max_epochs=2))
     assert "no better than the prior" in capsys.readouterr().err
 
 
@@ -117,7 +123,7 @@ def test_a_density_that_is_not_one_is_an_error(posterior, simulations, monkeypat
 def test_a_loss_that_cannot_be_right_ends_training(simulations, monkeypatch):
     monkeypatch.setattr("cpejax.flows.ancestral.flow.AncestralFlow.least_loss", 100.0)
     with pytest.raises(FloatingPointError, match="cannot be right: no density of this flow"):
-        cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=2, method=SMALL)
+        cpe.fit(program, simulations, key=jax.random.key(1), method=SMALL, training=cpe.Training(max_epochs=2))
 
 
 def test_training_that_diverges_keeps_the_best_weights(simulations, capsys):
@@ -126,7 +132,9 @@ def test_training_that_diverges_keeps_the_best_weights(simulations, capsys):
     rates = iter([1e-3, 1e-3, 1e30, 1e30, 1e30, 1e30])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(schedule), "rate", lambda *_: next(rates))
-        posterior = cpe.fit(program, simulations, key=jax.random.key(1), max_epochs=6, method=SMALL)
+        posterior = cpe.fit(
+            program, simulations, key=jax.random.key(1), method=SMALL, training=cpe.Training(max_epochs=6)
+        )
     assert posterior.history.stopped.startswith("training diverged in epoch 3")
     assert posterior.history.best_epoch == 1
     assert "The weights of epoch 2 are kept" in capsys.readouterr().err
@@ -137,7 +145,7 @@ def test_training_that_diverges_keeps_the_best_weights(simulations, capsys):
 def draws_beside_exact(name, seed, simulations, **options):
     """Draws for one observation of a task, and exact ones, `(n, parameters)` each."""
     task = cpe.tasks.get(name)
-    data = cpe.simulate(task.program, simulations, observed=task.observed, key=jax.random.key(0))
+    data = cpe.simulate(cpe.Model(task.program, observed=task.observed), simulations, key=jax.random.key(0))
     posterior = cpe.fit(task.program, data, key=jax.random.key(1), **options)
     given = task.observation(seed)
     tree = posterior.sample(2_000, given=given, key=jax.random.key(2))
@@ -161,7 +169,7 @@ def test_the_default_is_near_the_exact_posterior_with_tiny_settings(name):
 def test_the_default_on_every_task(name):
     """The mean over five observations: what was measured before the density was bounded, and .03; hyperboloid: .60."""
     task = cpe.tasks.get(name)
-    data = cpe.simulate(task.program, 10_000, observed=task.observed, key=jax.random.key(0))
+    data = cpe.simulate(cpe.Model(task.program, observed=task.observed), 10_000, key=jax.random.key(0))
     posterior = cpe.fit(task.program, data, key=jax.random.key(1))
     scores = []
     for seed in range(5):
@@ -185,8 +193,14 @@ def heavy_program():
 
 
 def test_heavy_tails_and_data_beyond_all_simulations_blow_up_nothing(capsys):
-    data = cpe.simulate(heavy_program, 500, observed=["y"], key=jax.random.key(0))
-    posterior = cpe.fit(heavy_program, data, key=jax.random.key(1), max_epochs=8, method=SMALL, learning_rate=1e-2)
+    data = cpe.simulate(cpe.Model(heavy_program, observed=["y"]), 500, key=jax.random.key(0))
+    posterior = cpe.fit(
+        heavy_program,
+        data,
+        key=jax.random.key(1),
+        method=SMALL,
+        training=cpe.Training(max_epochs=8, learning_rate=1e-2),
+    )
     assert posterior.history.informed
     for factor in (0.0, 1.0, 1e6, 1e30):
         given = {"y": np.float32(factor) * data["y"][0]}
@@ -209,9 +223,11 @@ def test_a_horseshoe_is_not_extrapolated():
             beta = numpyro.sample("beta", dist.Normal(0.0, tau * lam))
             numpyro.sample("y", dist.Normal(beta, 1.0), obs=y)
 
-    data = cpe.simulate(program, 5000, observed=["y"], key=jax.random.key(0))
-    posterior = cpe.fit(program, data, key=jax.random.key(1), steps=3000, observed=["y"])
-    y = cpe.simulate(program, 3, observed=["y"], key=jax.random.key(11))["y"][0]
+    data = cpe.simulate(cpe.Model(program, observed=["y"]), 5000, key=jax.random.key(0))
+    posterior = cpe.fit(
+        cpe.Model(program, observed=["y"]), data, key=jax.random.key(1), training=cpe.Training(steps=3000)
+    )
+    y = cpe.simulate(cpe.Model(program, observed=["y"]), 3, key=jax.random.key(11))["y"][0]
     found = posterior.sample(4000, given={"y": y}, key=jax.random.key(3)).posterior["beta"].values[0]
     mcmc = MCMC(NUTS(program, target_accept_prob=0.95), num_warmup=1000, num_samples=4000, progress_bar=False)
     mcmc.run(jax.random.key(5), y)

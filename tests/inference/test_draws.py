@@ -186,7 +186,9 @@ def test_data_far_from_zero_are_as_good_as_others(tmp_path):
     draws = []
     for shift in (0.0, 1e9):
         simulations = cpe.simulate(far(shift), 200, key=KEY)
-        posterior = cpe.fit(far(shift), simulations, key=KEY, method=cpe.FMPE(), max_epochs=3, validation=0.2)
+        posterior = cpe.fit(
+            far(shift), simulations, key=KEY, method=cpe.FMPE(), training=cpe.Training(max_epochs=3, validation=0.2)
+        )
         assert list(posterior.offset) == (["y"] if shift else [])
         y = np.array([[shift, 0.0]]) + np.array([[1.0, 1.1], [-0.5, -0.4]])
         tree = posterior.sample(20, {"y": y}, **QUICK)

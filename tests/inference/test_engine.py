@@ -50,7 +50,7 @@ def supports():
 
 
 def fitted(program, n=4000, **options):
-    simulations = cpe.simulate(program, n, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(program, observed=["y"]), n, key=KEY)
     settings = {"steps": 1500, "max_epochs": 40, "method": cpe.CPE(**SMALL), "key": jax.random.key(1), **options}
     return cpe.fit(program, simulations, **settings)
 
@@ -126,7 +126,7 @@ def noise(graph, n=20):
 def test_weights_do_not_grow_with_a_plate():
     weights = []
     for size in (4, 200):
-        graph = cpe.Graph.from_program(groups, size, observed=["y"])
+        graph = cpe.Model(groups, observed=["y"], args=(size,)).graph
         weights.append(count_weights(cpe.CPE().build(partial(groups, size), graph, noise(graph), key=KEY)))
     assert weights[0] == weights[1]
 
@@ -160,7 +160,7 @@ def test_an_unrolled_plate_has_the_exact_posterior():
 
 def test_no_draw_is_outside_the_support():
     """By construction: an untrained flow does not leave it either."""
-    simulations = cpe.simulate(supports, 1000, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(supports, observed=["y"]), 1000, key=KEY)
     method = cpe.CPE(**SMALL)
     flow = method.build(supports, simulations.graph, simulations, key=KEY)
     posterior = Posterior(flow, simulations.graph, supports, method, cpe.Training(), History(), simulations.n)

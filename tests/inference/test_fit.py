@@ -232,8 +232,8 @@ def test_the_ancestral_flow_in_parts():
             theta = numpyro.sample("theta", dist.Normal(mu, jnp.exp(tau)))
             numpyro.sample("y", dist.Normal(theta, 0.5))
 
-    simulations = cpe.simulate(program, 50, key=KEY, observed=["y"])
-    graph = cpe.Graph.from_program(program, observed=["y"])
+    simulations = cpe.simulate(cpe.Model(program, observed=["y"]), 50, key=KEY)
+    graph = cpe.Model(program, observed=["y"]).graph
     flow = cpe.CPE().build(program, graph, simulations, key=KEY)
     rows = flow.prepare({name: jnp.asarray(x) for name, x in simulations.items()})
     for most, expected in ((1, [3]), (2, [1, 2]), (3, [1, 1, 1]), (8, [1, 1, 1])):
@@ -329,7 +329,9 @@ def test_ctrl_c_that_python_loses_before_the_loop_is_raised_again(monkeypatch, w
     rng = np.random.default_rng(0)
     simulations = {"a": np.abs(rng.normal(size=50)), "y": rng.normal(size=50)}
     with pytest.raises(KeyboardInterrupt):
-        cpe.fit(single, simulations, observed=["y"], key=KEY, method=TINY, max_epochs=1)
+        cpe.fit(
+            cpe.Model(single, observed=["y"]), simulations, key=KEY, method=TINY, training=cpe.Training(max_epochs=1)
+        )
     assert [type(each.exc_value) for each in lost] == [KeyboardInterrupt]
 
 
@@ -539,7 +541,7 @@ def test_two_fits_in_threads_are_as_each_alone():
 
     def weights(scale):
         options = {"observed": ["x"], "method": TINY, "max_epochs": 2, "progress": False, "key": KEY}
-        posterior = cpe.fit(slow, simulations, scale, **options)
+        posterior = cpe.fit(cpe.Model(slow, args=(scale,)), simulations, **options)
         return [np.asarray(x) for x in jax.tree.leaves(posterior.flow) if eqx.is_array(x)]
 
     with ThreadPoolExecutor(2) as threads:
@@ -558,7 +560,7 @@ def test_fit_goes_on_after_ctrl_c_to_the_same_posterior(tmp_path, capsys, monkey
         if epoch == 3:
             press()
 
-    simulations = cpe.simulate(single, 400, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(single, observed=["y"]), 400, key=KEY)
     options = {"method": SMALL, "key": KEY, "learning_rate": 1e-2, "max_epochs": 6}
     whole = cpe.fit(single, simulations, **options)
     assert "epoch" not in capsys.readouterr().err  # there is no terminal, so no progress bar
@@ -592,10 +594,10 @@ def test_heavy_tails_do_not_ruin_training(scale):
         with numpyro.plate("i", 5):
             numpyro.sample("y", dist.StudentT(3.0, scale * a, 0.3 * scale))
 
-    simulations = cpe.simulate(program, 6000, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(program, observed=["y"]), 6000, key=KEY)
     method = cpe.CPE(width=32, depth=2, hidden=32, components=4)
-    posterior = cpe.fit(program, simulations, key=KEY, method=method, max_epochs=30)
-    y = cpe.simulate(program, 20, observed=["y"], key=jax.random.key(9))["y"]
+    posterior = cpe.fit(program, simulations, key=KEY, method=method, training=cpe.Training(max_epochs=30))
+    y = cpe.simulate(cpe.Model(program, observed=["y"]), 20, key=jax.random.key(9))["y"]
     draws = posterior.sample(2000, given={"y": y}, key=KEY).posterior["a"].values[0]
     grid = np.linspace(-4, 4, 4001)[:, None]
     log_p = norm.logpdf(grid) + student.logpdf(y.T[:, None] / scale, 3, grid, 0.3).sum(0)
@@ -619,7 +621,7 @@ def groups(size=3):
 
 @pytest.fixture(scope="module")
 def simulations():
-    return cpe.simulate(groups, 400, observed=["y"], key=KEY)
+    return cpe.simulate(cpe.Model(groups, observed=["y"]), 400, key=KEY)
 
 
 def other_family(size=3):
@@ -663,7 +665,7 @@ def untrained(monkeypatch):
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[m[:40] for _, m in BAD])
 def test_bad_simulations(simulations, untrained, change, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        cpe.fit(groups, change(simulations), observed=["y"], method=SMALL, key=KEY)
+        cpe.fit(cpe.Model(groups, observed=["y"]), change(simulations), method=SMALL, key=KEY)
     assert message in str(caught.value)
 
 
@@ -673,12 +675,12 @@ def test_simulations_of_another_program_with_the_same_shapes(simulations, untrai
     ):
         cpe.fit(other_family, simulations, method=SMALL, key=KEY)
     with pytest.raises(ValueError, match=r"\(400, 4\) \(plate 'group' of size 4\)"):
-        cpe.fit(groups, simulations, 4, method=SMALL, key=KEY)
+        cpe.fit(cpe.Model(groups, args=(4,)), simulations, method=SMALL, key=KEY)
 
 
 def test_wrong_names(simulations, untrained):
     with pytest.raises(ValueError, match="observed names 'x', but the program has only the sites"):
-        cpe.fit(groups, simulations, observed=["x"], method=SMALL, key=KEY)
+        cpe.fit(cpe.Model(groups, observed=["x"]), simulations, method=SMALL, key=KEY)
     embed = {"z": cpe.MLPEmbedding((3,), key=KEY)}
     with pytest.raises(ValueError, match=r"embed names 'z', but the data sites are \['y'\]"):
         cpe.fit(groups, simulations, method=cpe.CPE(embed=embed), key=KEY)

@@ -34,7 +34,7 @@ def groups(size=3, spread=1.0):
 
 
 def fitted(program, observed, n=600, **options):
-    simulations = cpe.simulate(program, n, observed=observed, key=KEY)
+    simulations = cpe.simulate(cpe.Model(program, observed=observed), n, key=KEY)
     settings = {"method": cpe.CPE(**SMALL), "max_epochs": 8, "learning_rate": 1e-2, "key": KEY, **options}
     return cpe.fit(program, simulations, **settings)
 
@@ -169,7 +169,7 @@ def test_a_plate_may_be_called_what_we_call_an_axis(posterior):
         with numpyro.plate("observation", 2), numpyro.plate("draw", 3):
             numpyro.sample("x", dist.Normal(a, 1.0))
 
-    other = replace(posterior, graph=cpe.Graph.from_program(program, observed=["x"]))
+    other = replace(posterior, graph=cpe.Model(program, observed=["x"]).graph)
     drawn = other._to_tree({"a": np.zeros((4, 5))}, {"x": jnp.zeros((4, 3, 2))}, True, {})
     assert drawn["posterior"]["a"].dims == ("chain", "draw", "observation")
     assert drawn["observed_data"]["x"].dims == ("observation", "draw_plate", "observation_plate")
@@ -318,7 +318,7 @@ def two_causes(scale=1.0):
 
 
 def test_what_is_to_be_given_can_be_drawn_first(tmp_path):
-    graph = cpe.Graph.from_program(two_causes, observed=["x"])
+    graph = cpe.Model(two_causes, observed=["x"]).graph
     assert cpe.invert(graph).order == ("b", "a")  # so it is not by chance that the other way round works
     posterior = fitted(two_causes, ["x"], max_epochs=1, method=cpe.CPE(**SMALL, first=["a"]))
     assert posterior.flow.plan.posterior.order == ("a", "b")
@@ -641,7 +641,7 @@ def test_loading_with_another_program_says_what_differs(saved):
         cpe.load(saved, other_graph)
     assert "site 'extra' is new" in str(caught.value)
     with pytest.raises(ValueError, match=r"plate 'group' has size 4, expected 3"):
-        cpe.load(saved, groups, 4)
+        cpe.load(saved, cpe.Model(groups, args=(4,)))
     with pytest.raises(ValueError, match=r"another program: observed names 'y', but the program has only the sites"):
         cpe.load(saved, lambda: numpyro.sample("a", dist.Normal(0.0, 1.0)))
 
@@ -649,7 +649,7 @@ def test_loading_with_another_program_says_what_differs(saved):
 def test_loading_with_another_prior_is_an_error(saved):
     """The graph is the same, but what `mu` means is not."""
     with pytest.raises(ValueError, match="another program: site 'mu' has another prior now"):
-        cpe.load(saved, groups, spread=1.1)
+        cpe.load(saved, cpe.Model(groups, kwargs={"spread": 1.1}))
 
 
 # ---- embeddings

@@ -37,7 +37,7 @@ class FromPrior:
     """Prior draws, too narrow by a factor."""
 
     program = staticmethod(program)
-    graph = cpe.Graph.from_program(program, observed=["y", "z"])
+    graph = cpe.Model(program, observed=["y", "z"]).graph
 
     def __init__(self, narrow):
         self.narrow = narrow

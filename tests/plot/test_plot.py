@@ -207,12 +207,12 @@ def test_a_program_can_be_drawn():
     def program():
         numpyro.sample("y", dist.Normal(numpyro.sample("a", dist.Normal(0.0, 1.0)), 1.0))
 
-    assert len(pane(plot.graph(program, observed=["y"]), 0, Circle)) == 2
+    assert len(pane(plot.graph(cpe.Model(program, observed=["y"])), 0, Circle)) == 2
 
 
 def test_a_graph_has_its_own_data():
     with pytest.raises(ValueError, match=r"A graph knows its data \(x\): leave out observed=\['theta1'\]"):
-        plot.graph(GRAPHS["figure 1"], observed=["theta1"])
+        plot.graph(cpe.Model(GRAPHS["figure 1"], observed=["theta1"]))
 
 
 @pytest.mark.parametrize(

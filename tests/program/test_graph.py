@@ -39,7 +39,7 @@ def test_a_program_gives_sites_shapes_supports_plates_and_edges():
 
 
 def test_arguments_are_passed_through():
-    assert cpe.Graph.from_program(hierarchical, 3, scale=2.0).plates == {"group": 3}
+    assert cpe.Model(hierarchical, args=(3,), kwargs={"scale": 2.0}).graph.plates == {"group": 3}
 
 
 def test_a_vector_site_has_an_event():
@@ -63,7 +63,7 @@ def two_data():
 
 def test_data_are_simulators_and_sites_with_obs_unless_named():
     assert cpe.Graph.from_program(two_data).data == ("y", "z")
-    assert cpe.Graph.from_program(two_data, observed=["z", "y", "b"]).data == ("b", "y", "z")
+    assert cpe.Model(two_data, observed=["z", "y", "b"]).graph.data == ("b", "y", "z")
 
 
 def test_discrete_sites_may_be_data():
@@ -71,7 +71,7 @@ def test_discrete_sites_may_be_data():
         a = sample("a", dist.Beta(1.0, 1.0))
         sample("k", dist.Binomial(10, a))
 
-    assert cpe.Graph.from_program(program, observed=["k"]).data == ("k",)
+    assert cpe.Model(program, observed=["k"]).graph.data == ("k",)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_discrete_sites_may_be_data():
 )
 def test_observed_is_checked(observed, error, message):
     with pytest.raises(error, match=message):
-        cpe.Graph.from_program(two_data, observed=observed)
+        _ = cpe.Model(two_data, observed=observed).graph
 
 
 def discrete():
@@ -224,8 +224,8 @@ def test_unrolling_an_unknown_plate_is_an_error():
 
 def test_the_fingerprint_is_that_of_the_program():
     graph = cpe.Graph.from_program(hierarchical)
-    assert graph.fingerprint == cpe.Graph.from_program(hierarchical, scale=3.0).fingerprint
-    assert graph.fingerprint != cpe.Graph.from_program(hierarchical, 9).fingerprint
+    assert graph.fingerprint == cpe.Model(hierarchical, kwargs={"scale": 3.0}).graph.fingerprint
+    assert graph.fingerprint != cpe.Model(hierarchical, args=(9,)).graph.fingerprint
     assert graph.differences(json.loads(json.dumps(graph.to_dict()))) == []
 
 

@@ -388,6 +388,6 @@ def test_members_of_a_plate_that_come_first():
             theta = numpyro.sample("theta", dist.Normal(mu, 1.0))
             numpyro.sample("y", dist.Normal(theta, scale))
 
-    inverse = cpe.invert(cpe.Graph.from_program(program, observed=["y"]), first=["mu", "theta"])
+    inverse = cpe.invert(cpe.Model(program, observed=["y"]).graph, first=["mu", "theta"])
     assert inverse.order[-1] == "scale"
     assert len(inverse.order) == 5  # the members depend on one another once their scale is summed out

@@ -10,7 +10,6 @@ import pytest
 
 import cpejax as cpe
 from cpejax.program import graph as _graph
-from cpejax.program.graph import Graph
 from cpejax.program.tracing import run
 
 KEY = jax.random.key(0)
@@ -203,7 +202,7 @@ PASS = [
 
 
 def graph_of(program):
-    return Graph.from_program(program, observed=["y"])
+    return cpe.Model(program, observed=["y"]).graph
 
 
 @pytest.mark.parametrize(("program", "constants", "links"), PASS, ids=[p.__name__ for p, _, _ in PASS])
@@ -425,7 +424,7 @@ def test_simulators_that_tell_rows_apart_by_more_than_their_arguments_are_caught
 def test_large_plates_that_differ_otherwise_are_an_error_before_anything_is_simulated(monkeypatch):
     monkeypatch.setattr(_graph, "MOST_UNLIKE", 5)
     with pytest.raises(ValueError, match=r"Plate 'i' has 12 members that are not exchangeable.*site 'y'.*array"):
-        cpe.simulate(first_is_another, 10, observed=["y"], key=KEY)
+        cpe.simulate(cpe.Model(first_is_another, observed=["y"]), 10, key=KEY)
 
 
 # ---- posterior programs: nothing is said to be independent that is not
@@ -482,7 +481,7 @@ def test_a_deterministic_site_or_an_argument_names_a_constant():
         with plate("i", 12):
             sample("y", Normal(a * ROWS[:, 0] + b * x, 0.3))
 
-    assert set(Graph.from_program(program, ROWS[:, 1], observed=["y"]).constants) == {"age", "x"}
+    assert set(cpe.Model(program, observed=["y"], args=(ROWS[:, 1],)).graph.constants) == {"age", "x"}
 
 
 def test_other_constants_are_another_program():
@@ -493,7 +492,14 @@ def test_other_constants_are_another_program():
             sample("y", Normal(a[group] * x, 0.3))
 
     one, same, other, moved = (
-        Graph.from_program(program, x, group, observed=["y"])
+        cpe.Model(
+            program,
+            observed=["y"],
+            args=(
+                x,
+                group,
+            ),
+        ).graph
         for x, group in ((X, GROUP), (X + 1e-9, GROUP), (X + 0.1, GROUP), (X, GROUP[::-1]))
     )
     assert one.fingerprint == same.fingerprint
@@ -506,7 +512,7 @@ def test_other_constants_are_another_program():
 
 def built(program, n=20):
     graph = graph_of(program)
-    simulations = cpe.simulate(program, n, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(program, observed=["y"]), n, key=KEY)
     return cpe.CPE(**SMALL).build(program, graph, simulations, key=KEY), simulations
 
 
@@ -628,16 +634,21 @@ def test_a_posterior_is_loaded_with_its_own_constants_only(tmp_path):
             sample("y", Normal(a[group] * x, 0.3))
 
     arguments, other = (X, GROUP), (X + 0.1, GROUP)
-    simulations = cpe.simulate(program, 200, *arguments, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(program, observed=["y"], args=(*arguments,)), 200, key=KEY)
     posterior = cpe.fit(
-        program, simulations, *arguments, method=cpe.CPE(**SMALL), max_epochs=1, key=KEY, progress=False
+        cpe.Model(program, args=(*arguments,)),
+        simulations,
+        method=cpe.CPE(**SMALL),
+        key=KEY,
+        progress=False,
+        training=cpe.Training(max_epochs=1),
     )
     posterior.save(tmp_path / "run")
-    loaded = cpe.load(tmp_path / "run", program, *arguments)
+    loaded = cpe.load(tmp_path / "run", cpe.Model(program, args=(*arguments,)))
     draws = [p.sample(5, given={"y": simulations["y"][0]}, key=KEY).posterior["a"].values for p in (posterior, loaded)]
     assert np.array_equal(*draws)
     with pytest.raises(ValueError, match=r"constant 'x' \(plate i\) has other values"):
-        cpe.load(tmp_path / "run", program, *other)
+        cpe.load(tmp_path / "run", cpe.Model(program, args=(*other,)))
 
 
 # ---- posteriors known in closed form: all are linear in normal variables
@@ -680,13 +691,18 @@ KNOWN = [(regression, 0.3), (errors, ERRORS), (groups, 0.5), (three_levels, 0.5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "noise"), KNOWN, ids=[p.__name__ for p, _ in KNOWN])
 def test_posteriors_are_those_in_closed_form(program, noise):
-    simulations = cpe.simulate(program, 8000, observed=["y"], key=KEY)
+    simulations = cpe.simulate(cpe.Model(program, observed=["y"]), 8000, key=KEY)
     posterior = cpe.fit(
-        program, simulations, method=cpe.CPE(**SMALL), steps=6000, key=jax.random.key(1), progress=False
+        program,
+        simulations,
+        method=cpe.CPE(**SMALL),
+        key=jax.random.key(1),
+        progress=False,
+        training=cpe.Training(steps=6000),
     )
     to_mean, covariance = linear_normal(program, noise)
     sd = np.sqrt(np.diag(covariance))
-    for y in cpe.simulate(program, 3, observed=["y"], key=jax.random.key(7))["y"]:
+    for y in cpe.simulate(cpe.Model(program, observed=["y"]), 3, key=jax.random.key(7))["y"]:
         tree = posterior.sample(5000, given={"y": y}, key=KEY)
         names = posterior.graph.parameters
         draws = np.concatenate([tree.posterior[n].values[0].reshape(5000, -1) for n in names], axis=1)

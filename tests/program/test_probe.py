@@ -31,7 +31,7 @@ def prober(**options):
 
 @pytest.fixture(scope="module")
 def simulations():
-    return cpe.simulate(regression, 200, X, key=KEY)
+    return cpe.simulate(cpe.Model(regression, args=(X,)), 200, key=KEY)
 
 
 def one_more(design):
@@ -73,7 +73,7 @@ def test_one_value_of_many_is_seen():
 
     design = np.ones(10_000)
     other = np.where(np.arange(10_000) == 4321, 3.0, 1.0)
-    probe = cpe.simulate(program, 20, design, key=KEY).probe
+    probe = cpe.simulate(cpe.Model(program, args=(design,)), 20, key=KEY).probe
     for values, differ in ((design, 0), (other, 1)):
         bound = functools.partial(program, values)
         certain, _ = Prober(bound, cpe.Graph.from_program(bound)).differences(probe)
@@ -82,25 +82,26 @@ def test_one_value_of_many_is_seen():
 
 def test_fit_refuses_simulations_of_another_program(simulations):
     with pytest.raises(ValueError, match=r"simulations are of another program: constant 'design' \(plate row\)"):
-        cpe.fit(regression, simulations, one_more(X), key=KEY)
+        cpe.fit(cpe.Model(regression, args=(one_more(X),)), simulations, key=KEY)
     with pytest.raises(ValueError, match="simulations are of another program: site 'y' has another distribution, or"):
-        cpe.fit(regression, simulations, X, key=KEY, scale=1.1)
+        cpe.fit(cpe.Model(regression, args=(X,), kwargs={"scale": 1.1}), simulations, key=KEY)
 
 
 def test_load_refuses_another_program(simulations, tmp_path):
     method = cpe.FMPE()
     program = functools.partial(regression, X)
     flow = method.build(program, simulations.graph, simulations, key=KEY)
-    posterior = cpe.Posterior(flow, simulations.graph, program, method, cpe.Training(), cpe.History(), 200)
+    model = cpe.Model(program, simulations.observed)
+    posterior = cpe.Posterior(flow, model, method, cpe.Training(), cpe.History(), 200)
     posterior.save(tmp_path)
-    assert cpe.load(tmp_path, regression, X).graph == simulations.graph
+    assert cpe.load(tmp_path, cpe.Model(regression, args=(X,))).graph == simulations.graph
     for options, differ in (({"scale": 2.0}, "'y' has another dist"), ({"far": 2.0}, "'z' has another simulator")):
         with pytest.raises(ValueError, match=f"fitted to another program: site {differ}"):
-            cpe.load(tmp_path, regression, X, **options)
+            cpe.load(tmp_path, cpe.Model(regression, args=(X,), kwargs=options))
     with pytest.raises(ValueError, match="fitted to another program: constant 'design'"):
-        cpe.load(tmp_path, regression, one_more(X))
-    with pytest.raises(TypeError, match=r"cpe\.load has no option 'metod'.*Did you mean 'method'"):
-        cpe.load(tmp_path, regression, X, metod=method)
+        cpe.load(tmp_path, cpe.Model(regression, args=(one_more(X),)))
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'metod'"):
+        cpe.load(tmp_path, cpe.Model(regression, args=(X,), kwargs={"metod": method}))
 
 
 # ---- simulators on the host: their code is compared, and they are not called

@@ -620,8 +620,8 @@ def eight(mask=None):
             sample("y", Normal(theta, 1.0), obs=jnp.zeros(3))
 
 
-def graph_of(program, **options):
-    return cpe.Graph.from_program(program, **options)
+def graph_of(program, observed=None, **kwargs):
+    return cpe.Model(program, observed=observed, kwargs=kwargs).graph
 
 
 def test_condition_makes_data_as_obs_does():

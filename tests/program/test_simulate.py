@@ -30,7 +30,7 @@ def groups(size=3, spread=2.0):
 
 @pytest.fixture(scope="module")
 def simulations():
-    return cpe.simulate(groups, 2000, observed=["y", "count"], key=KEY)
+    return cpe.simulate(cpe.Model(groups, observed=["y", "count"]), 2000, key=KEY)
 
 
 def test_shapes_are_the_programs_own(simulations):
@@ -59,7 +59,7 @@ def test_data_with_obs_are_simulated_anew(simulations):
 
 
 def test_arguments_go_to_the_program():
-    wide = cpe.simulate(groups, 500, 5, observed=["y", "count"], key=KEY, spread=100.0)
+    wide = cpe.simulate(cpe.Model(groups, observed=["y", "count"], args=(5,), kwargs={"spread": 100.0}), 500, key=KEY)
     assert wide["theta"].shape == (500, 5)
     assert stats.kstest(wide["mu"] / 100, "norm").pvalue > 1e-3
 
@@ -69,17 +69,17 @@ def same(a, b):
 
 
 def test_the_key_decides_and_chunks_do_not(simulations, monkeypatch):
-    other = cpe.simulate(groups, 2000, observed=["y", "count"], key=jax.random.key(1))
+    other = cpe.simulate(cpe.Model(groups, observed=["y", "count"]), 2000, key=jax.random.key(1))
     assert not same(simulations, other)
     monkeypatch.setattr(_simulate, "MOST_NUMBERS", 15 * 300)  # 7 chunks, the last padded
-    assert same(simulations, cpe.simulate(groups, 2000, observed=["y", "count"], key=KEY))
+    assert same(simulations, cpe.simulate(cpe.Model(groups, observed=["y", "count"]), 2000, key=KEY))
 
 
 def test_old_keys_are_as_good(unchecked):
     program = fails_below(0.0)  # compiled in no time
     raw = jax.random.PRNGKey(0)
     one, other, third = (
-        cpe.simulate(program, 20, observed=["fine", "y"], key=key) for key in (KEY, raw, np.asarray(raw))
+        cpe.simulate(cpe.Model(program, observed=["fine", "y"]), 20, key=key) for key in (KEY, raw, np.asarray(raw))
     )
     assert same(one, other)
     assert same(one, third)
@@ -208,12 +208,12 @@ def far_away(shift):
 
 @pytest.mark.parametrize("shift", [1e7, 1e9])
 def test_values_without_digits_are_said(capsys, shift):
-    cpe.simulate(far_away(shift), 500, observed=["y", "flag"], key=KEY)
+    cpe.simulate(cpe.Model(far_away(shift), observed=["y", "flag"]), 500, key=KEY)
     said = capsys.readouterr().err
     assert "Warning: 1 of 2 values of site 'y' have no digits left: float32 has steps of" in said
     assert "'flag'" not in said
     assert "'a'" not in said
-    cpe.simulate(far_away(1e3), 500, observed=["y", "flag"], key=KEY)
+    cpe.simulate(cpe.Model(far_away(1e3), observed=["y", "flag"]), 500, key=KEY)
     assert capsys.readouterr().err == ""
 
 
@@ -360,11 +360,11 @@ def other_simulator(rng, a):
     ],
 )
 def test_a_checkpoint_does_not_mix_programs(tmp_path, options, differ):
-    arguments = {"observed": ["x", "u", "y"], "key": KEY, "checkpoint": tmp_path}
+    arguments = {"key": KEY, "checkpoint": tmp_path}
     with pytest.raises(KeyboardInterrupt):
-        cpe.simulate(measured(fail=True), 500, **arguments)
+        cpe.simulate(cpe.Model(measured(fail=True), ["x", "u", "y"]), 500, **arguments)
     with pytest.raises(ValueError, match=f"were begun with another program: {differ}"):
-        cpe.simulate(measured(**options), 500, **arguments)
+        cpe.simulate(cpe.Model(measured(**options), ["x", "u", "y"]), 500, **arguments)
 
 
 def test_a_checkpoint_resumes(tmp_path):
@@ -380,9 +380,9 @@ def test_a_checkpoint_resumes(tmp_path):
                 raise KeyboardInterrupt
             return 1e9 + a + rng.normal()
 
-        return measured(simulator=simulator), lambda: calls
+        return cpe.Model(measured(simulator=simulator), ["x", "u", "y"]), lambda: calls
 
-    arguments = {"observed": ["x", "u", "y"], "key": KEY}
+    arguments = {"key": KEY}
     program, _ = counting()
     with pytest.raises(KeyboardInterrupt):
         cpe.simulate(program, 500, **arguments, checkpoint=tmp_path)
@@ -446,7 +446,7 @@ def fails_below(threshold, wrong=jnp.nan):
 
 @pytest.mark.parametrize("wrong", [jnp.nan, jnp.inf, -jnp.inf])
 def test_bad_simulations_are_counted_said_and_left_out(capsys, wrong):
-    drawn = cpe.simulate(fails_below(0.05, wrong), 1000, observed=["fine", "y"], key=KEY)
+    drawn = cpe.simulate(cpe.Model(fails_below(0.05, wrong), observed=["fine", "y"]), 1000, key=KEY)
     assert all(len(x) == drawn.n and np.isfinite(x).all() for x in drawn.values())
     assert drawn["a"].min() >= 0.05
     assert drawn.dropped == 1000 - drawn.n > 20
@@ -461,18 +461,18 @@ def test_too_many_bad_simulations_are_an_error():
     with pytest.raises(
         ValueError, match=r"first bad site is 'y', for instance at a = 0\.\d+, scale = .*More than 10 %.*biases"
     ):
-        cpe.simulate(fails_below(0.2), 1000, observed=["fine", "y"], key=KEY)
-    found = cpe.simulate(fails_below(0.2), 1000, observed=["fine", "y"], key=KEY, max_invalid=0.3)
+        cpe.simulate(cpe.Model(fails_below(0.2), observed=["fine", "y"]), 1000, key=KEY)
+    found = cpe.simulate(cpe.Model(fails_below(0.2), observed=["fine", "y"]), 1000, key=KEY, max_invalid=0.3)
     assert 150 < found.dropped < 250
     with pytest.raises(ValueError, match="More than 1 %"):
-        cpe.simulate(fails_below(0.05), 1000, observed=["fine", "y"], key=KEY, max_invalid=0.01)
+        cpe.simulate(cpe.Model(fails_below(0.05), observed=["fine", "y"]), 1000, key=KEY, max_invalid=0.01)
     for wrong in (1.0, -0.1):
         with pytest.raises(ValueError, match="max_invalid must be a share"):
             cpe.simulate(fails_below(0.2), 1000, key=KEY, max_invalid=wrong)
 
 
 def test_nothing_bad_nothing_said(capsys):
-    assert cpe.simulate(fails_below(0.0), 1000, observed=["fine", "y"], key=KEY).dropped == 0
+    assert cpe.simulate(cpe.Model(fails_below(0.0), observed=["fine", "y"]), 1000, key=KEY).dropped == 0
     assert capsys.readouterr().err == ""
 
 
@@ -489,7 +489,7 @@ def test_numbers_too_large_for_float32_are_bad(capsys):
 @pytest.mark.parametrize("n", [0, -3, 2.5, "10", None, True])
 def test_wrong_numbers(unchecked, n):
     with pytest.raises(ValueError, match="n, the number of simulations, must be a whole number of at least 1; found"):
-        cpe.simulate(groups, n, observed=["y", "count"], key=KEY)
+        cpe.simulate(cpe.Model(groups, observed=["y", "count"]), n, key=KEY)
 
 
 @pytest.mark.parametrize(
@@ -506,30 +506,30 @@ def test_wrong_numbers(unchecked, n):
 )
 def test_wrong_keys(unchecked, key, found):
     with pytest.raises(TypeError, match=rf"key must be one JAX key, as jax.random.key\(0\) makes it; found .*{found}"):
-        cpe.simulate(groups, 10, observed=["y", "count"], key=key)
+        cpe.simulate(cpe.Model(groups, observed=["y", "count"]), 10, key=key)
 
 
 def test_wrong_names_of_data():
     with pytest.raises(ValueError, match="observed names 'z', but the program has only the sites"):
-        cpe.simulate(groups, 10, observed=["z"], key=KEY)
+        cpe.simulate(cpe.Model(groups, observed=["z"]), 10, key=KEY)
 
 
 def test_misspelt_options(unchecked):
     with pytest.raises(
         TypeError, match=r"no option 'chekpoint', and the program .* Did you mean 'checkpoint'\? The opt"
     ):
-        cpe.simulate(groups, 10, observed=["y", "count"], key=KEY, chekpoint="x")
+        cpe.simulate(cpe.Model(groups, observed=["y", "count"], kwargs={"chekpoint": "x"}), 10, key=KEY)
     with pytest.raises(
         TypeError, match=r"Did you mean 'spread'\?.*of keyword arguments the program takes size, spread"
     ):
-        cpe.simulate(groups, 10, observed=["y", "count"], key=KEY, spreed=1.0)
+        cpe.simulate(cpe.Model(groups, observed=["y", "count"], kwargs={"spreed": 1.0}), 10, key=KEY)
     wrapped = numpyro.handlers.block(numpyro.handlers.infer_config(groups, config_fn=lambda site: {}), hide=[])
     with pytest.raises(TypeError, match="no option 'sizes'"):
-        cpe.simulate(wrapped, 10, observed=["y", "count"], key=KEY, sizes=2)
+        cpe.simulate(cpe.Model(wrapped, observed=["y", "count"], kwargs={"sizes": 2}), 10, key=KEY)
     with pytest.raises(TypeError, match=r"cpe.fit has no option 'epochs'.*Did you mean 'max_epochs'"):
-        cpe.fit(groups, {}, key=KEY, epochs=10)
+        cpe.fit(cpe.Model(groups, kwargs={"epochs": 10}), {}, key=KEY)
     with pytest.raises(ValueError, match="on_error must be 'raise' or 'nan'"):
-        cpe.simulate(groups, 10, observed=["y", "count"], key=KEY, on_error="ignore")
+        cpe.simulate(cpe.Model(groups, observed=["y", "count"]), 10, key=KEY, on_error="ignore")
 
 
 def test_a_program_is_a_function(unchecked):

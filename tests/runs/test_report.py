@@ -25,13 +25,13 @@ def program():
 
 @pytest.fixture(scope="module")
 def sims():
-    return cpe.simulate(program, 200, observed=["y"], key=jax.random.key(0))
+    return cpe.simulate(cpe.Model(program, observed=["y"]), 200, key=jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
 def posterior(sims):
     method = cpe.CPE(width=8, depth=1, hidden=8, components=2)
-    return cpe.fit(program, sims, method=method, max_epochs=1, key=jax.random.key(1))
+    return cpe.fit(program, sims, method=method, key=jax.random.key(1), training=cpe.Training(max_epochs=1))
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def conjugate_draws(given, n, rng):
     return {"theta": rng.normal(given["x"] / 2, np.sqrt(0.5), n)}
 
 
-TOY = Task("toy", conjugate, ("x",), "a textbook", conjugate_draws, "conjugate")
+TOY = Task(name="toy", program=conjugate, observed=("x",), source="a textbook", exact=conjugate_draws, how="conjugate")
 
 
 # ------------------------------------------------------------------------------------------------------- exact samplers
@@ -143,7 +143,7 @@ def test_slice_sampling_stays_inside_the_support(monkeypatch):
         theta = numpyro.sample("theta", dist.Uniform(-1.0, 1.0))
         numpyro.sample("x", dist.Normal(theta, 1.0))
 
-    task = Task("bounded", program, ("x",), "here")
+    task = Task(name="bounded", program=program, observed=("x",), source="here")
     uniform = jax.random.uniform
 
     def zero_at_times(key, *args, **kwargs):

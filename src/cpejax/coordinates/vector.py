@@ -17,8 +17,9 @@ from cpejax.coordinates.bijections import to_free
 from cpejax.coordinates.prior import Coordinates, Values, plates_last
 from cpejax.coordinates.standardise import Fixed
 from cpejax.program.distributions import unwrap
-from cpejax.program.graph import Graph, Site, ground_members
+from cpejax.program.graph import Graph
 from cpejax.program.simulator import Program
+from cpejax.program.sites import Site, ground_members
 from cpejax.program.tracing import run
 
 Kind = Literal["plain", "unconstrained", "prior"]

@@ -16,6 +16,7 @@ from cpejax.diagnostics.null import holm
 from cpejax.diagnostics.registry import Diagnostic, Finding, Panel, Share, registered
 from cpejax.diagnostics.study import AnyPosterior, Study
 from cpejax.program.graph import Graph
+from cpejax.program.model import Model
 from cpejax.program.simulate import simulate
 from cpejax.program.simulations import check_count
 from cpejax.util.keys import check_key
@@ -150,7 +151,7 @@ def check(
     graph = posterior.graph
     key_rows, key_draws, key_replicates = jax.random.split(check_key(key), 3)
     if simulations is None:
-        simulations = simulate(posterior.program, n, observed=graph.data, key=key_rows, progress=progress)
+        simulations = simulate(Model(posterior.program, graph.data), n, key=key_rows, progress=progress)
         if simulations.interrupted:
             raise KeyboardInterrupt
     rows = graph.without_masked({name: _floats(simulations[name])[:n] for name in graph.sites})

@@ -17,6 +17,7 @@ from cpejax.diagnostics.observation import Observation
 from cpejax.diagnostics.registry import Diagnostic, Finding, Share, register
 from cpejax.diagnostics.study import Study
 from cpejax.diagnostics.words import p_words
+from cpejax.program.model import Model
 from cpejax.program.simulate import simulate
 
 
@@ -111,9 +112,8 @@ class PosteriorPredictive(Diagnostic):
         if not self.failure:
             try:
                 replicated = simulate(
-                    study.posterior.program,
+                    Model(study.posterior.program, graph.data),
                     study.draws,
-                    observed=graph.data,
                     values=study.of_one,
                     key=study.key_replicates,
                     progress=study.progress,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from cpejax.inference.settings import DIVERGED, Training
 from cpejax.inference.training import split, train
 from cpejax.inference.values import centre, centred, numbers, plates
 from cpejax.program.graph import Graph
+from cpejax.program.model import Model, as_model
 from cpejax.program.probe import Probe, Prober
-from cpejax.program.simulate import bind
 from cpejax.program.simulations import Simulations, finite, offsets, say_without_digits, words
 from cpejax.program.simulator import Program
 from cpejax.util.keys import check_key
@@ -36,37 +36,25 @@ SCORED = 200
 
 
 def fit(
-    program: Program,
+    model: Model | Program,
     simulations: Mapping[str, Any],
-    *args: Any,
+    *,
     key: PRNGKeyArray,
     method: Method | None = None,
-    observed: Sequence[str] | None = None,
-    batch_size: int | None = None,
-    learning_rate: float | None = None,
-    schedule: str | None = None,
-    max_epochs: int | None = None,
-    steps: int | None = None,
-    patience: int | None = None,
-    validation: float | None = None,
-    weight_decay: float | None = None,
-    average: bool | None = None,
+    training: Training | None = None,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
-    **kwargs: Any,
 ) -> Posterior:
-    """Train a posterior on simulations of a program.
+    """Train a posterior on simulations of a model.
 
     **Arguments:**
 
-    - `program`: the NumPyro model; `*args`, `**kwargs` are passed to it.
+    - `model`: a `cpe.Model`, or a NumPyro program without arguments.
     - `simulations`: from `cpe.simulate`, or any `{site: (n, *shape)}` with every site of the program.
     - `key`: a JAX key: the same key, versions and machine give the same posterior.
     - `method`: `cpe.CPE()` by default.
-    - `observed`: the data sites, if `simulations` does not know them.
-    - `batch_size`, `learning_rate`, `schedule`, `max_epochs`, `steps`, `patience`, `validation`, `weight_decay`,
-        `average`: see `cpe.Training`, whose defaults they have unless the method has its own.
-    - `checkpoint`: a folder; a run that was killed goes on from there, to the same result.
+    - `training`: `cpe.Training()` by default.
+    - `checkpoint`: a folder; a run that was killed resumes from there, to the same result.
     - `progress`: a progress bar; by default where there is a terminal.
 
     **Returns:** a `Posterior`. Ctrl-C stops training after the epoch that runs and returns the best so far; before the
@@ -75,30 +63,19 @@ def fit(
     ??? example
 
         ```python
-        posterior = cpe.fit(program, simulations, key=jax.random.key(1))
+        posterior = cpe.fit(model, simulations, key=jax.random.key(1))
         posterior.history.best
         ```
     """
-    asked = {
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "schedule": schedule,
-        "max_epochs": max_epochs,
-        "steps": steps,
-        "patience": patience,
-        "validation": validation,
-        "weight_decay": weight_decay,
-        "average": average,
-    }
     method = CPE() if method is None else method
     if not isinstance(method, Method) or isinstance(method, type):
         raise TypeError(f"method must be a method with its options, as cpe.CPE(); found {method!r}.")
-    own = getattr(method, "training", {})
-    settings = Training(**{**own, **{name: value for name, value in asked.items() if value is not None}})
+    if training is not None and not isinstance(training, Training):
+        raise TypeError(f"training must be cpe.Training(...), found {training!r:.60}.")
+    settings = (training or Training()).completed(getattr(method, "training", {}))
     key = check_key(key)
-    bound = bind(program, args, kwargs, fit)
-    observed = getattr(simulations, "observed", None) if observed is None else observed
-    graph = Graph.from_program(bound, observed=observed)
+    model = _model_of(model, simulations)
+    bound, graph = model.bound, model.graph
     rows = _check_simulations(simulations, graph)
     probe = _check_probe(rows, Prober(bound, graph))
     offset = offsets(rows, graph)
@@ -131,7 +108,15 @@ def fit(
             f"Warning: the posterior is no better than the prior. {history.score} Either the data say nothing about "
             "the parameters, or more simulations or another method (embed=) are needed."
         )
-    return Posterior(flow, graph, bound, method, settings, history, rows.n, offset, probe)
+    return Posterior(flow, model, method, settings, history, rows.n, offset, probe)
+
+
+def _model_of(model: Model | Program, simulations: Mapping[str, Any]) -> Model:
+    """The model of simulations where its program is the same, so that it is not traced again."""
+    if not isinstance(model, Model) and isinstance(simulations, Simulations):
+        made = simulations.model
+        return made if made is not None and made.bound is model else Model(model, simulations.observed)
+    return as_model(model)
 
 
 def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.ndarray) -> dict[str, float | int]:

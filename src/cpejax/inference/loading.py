@@ -19,9 +19,8 @@ from cpejax.inference.registry import METHODS
 from cpejax.inference.saving import FORMAT, array_shapes, method_options
 from cpejax.inference.settings import History, Training
 from cpejax.inference.values import centred
-from cpejax.program.graph import Graph
+from cpejax.program.model import Model, as_model
 from cpejax.program.probe import Probe, Prober
-from cpejax.program.simulate import bind
 from cpejax.program.simulator import Program
 from cpejax.util.files import digest, load_arrays
 from cpejax.util.messages import say
@@ -32,25 +31,25 @@ def say_doubtful(when: str, doubtful: Sequence[str]) -> None:
         say(f"Warning: since {when}, {'; '.join(doubtful)}. If it gives other data now, nothing here is right.")
 
 
-def load(folder: str | Path, program: Program, *args: Any, method: Method | None = None, **kwargs: Any) -> Posterior:
+def load(folder: str | Path, model: Model | Program, *, method: Method | None = None) -> Posterior:
     """Read a posterior that `Posterior.save` wrote.
 
     **Arguments:**
 
     - `folder`: where it was saved.
-    - `program`: the program it was fitted to; `*args`, `**kwargs` are passed to it. Its graph must be the same, and
-        every site's distribution at a few stored simulations. Of a simulator on the host, which is not called, a change
-        of its code is said on stderr.
+    - `model`: the `cpe.Model`, or the NumPyro program without arguments, that it was fitted to. Its graph must be the
+        same, and every site's distribution at a few stored simulations. Of a simulator on the host, which is not
+        called, a change of its code is said on stderr.
     - `method`: needed only where the method has modules of the user's own (`embed`), which a file cannot hold.
 
     Files are data: loading runs no code from them.
     """
     folder = Path(folder)
     about = _read_about(folder / "posterior.json")
-    bound = bind(program, args, kwargs, load)
     data = [name for name, site in about["graph"]["sites"].items() if site["observed"]]
+    model = as_model(model, data)
     try:
-        graph = Graph.from_program(bound, observed=data)
+        bound, graph = model.bound, model.graph
     except ValueError as error:
         raise ValueError(f"The posterior in {folder} was fitted to another program: {error}") from error
     if graph.fingerprint != about["fingerprint"]:
@@ -84,7 +83,7 @@ def load(folder: str | Path, program: Program, *args: Any, method: Method | None
     stored = (jnp.asarray(arrays[str(i)]) for i in range(len(about["structure"])))
     flow = jax.tree.unflatten(structure, [next(stored) if eqx.is_array(x) else x for x in leaves])
     settings, history = Training(**about["settings"]), History(**about["history"])
-    return Posterior(flow, graph, bound, method, settings, history, about["n_simulations"], offset, probe)
+    return Posterior(flow, model, method, settings, history, about["n_simulations"], offset, probe)
 
 
 def _read_about(path: Path) -> dict[str, Any]:

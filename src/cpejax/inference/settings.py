@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 DIVERGED = "training diverged"
 """How the reason begins why training stopped, where the loss was not finite."""
+OF_THE_METHOD = ("learning_rate", "weight_decay")
+"""The options of training whose default depends on the method: its `training` has them."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Training:
     (docs/inference.md says what is stored of it); `benchmarks/accuracy.py` measures what they give.
 
     - `batch_size`: simulations in a step.
-    - `learning_rate`: of Adam, at its highest.
+    - `learning_rate`: of Adam, at its highest. `None`: the method's own.
     - `schedule`: `"cosine"` falls to zero over the run's length, `"constant"` stays.
     - `max_epochs`: the most epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at least 50
         epochs) where that is less.
@@ -27,18 +31,19 @@ class Training:
     - `patience`: after so many epochs without a better validation loss training goes back to the best weights and
         lets the rate fall, from a quarter of what it was to zero, within as many epochs; then it stops.
     - `validation`: the share of simulations held out for it.
-    - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart.
+    - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart. `None`: the
+        method's own.
     - `average`: keep averaged weights, over the last tenth of the steps so far: the window grows with the run.
     """
 
     batch_size: int = 100
-    learning_rate: float = 4e-3
+    learning_rate: float | None = None
     schedule: str = "cosine"
     max_epochs: int = 2000
     steps: int = 20_000
     patience: int = 25
     validation: float = 0.1
-    weight_decay: float = 0.05
+    weight_decay: float | None = None
     average: bool = True
 
     def __post_init__(self) -> None:
@@ -53,11 +58,18 @@ class Training:
             ("weight_decay", lambda x: 0 <= x < math.inf, "must be a number of at least 0"),
         ):
             value = getattr(self, name)
+            if value is None and name in OF_THE_METHOD:
+                continue
             if not isinstance(value, int | float | np.integer | np.floating) or not fits(value):
                 raise ValueError(f"{name} {words}; found {value!r}.")
             object.__setattr__(self, name, float(value))
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"schedule must be 'cosine' or 'constant', found {self.schedule!r}.")
+
+    def completed(self, own: Mapping[str, float]) -> Training:
+        """With the method's own values of what was left to it."""
+        missing: dict[str, Any] = {name: own[name] for name in OF_THE_METHOD if getattr(self, name) is None}
+        return replace(self, **missing)
 
     def epochs(self, batches: int) -> int:
         """How many epochs there are at most, with so many batches in each."""
@@ -71,6 +83,7 @@ class Training:
         along = (epoch if cooling is None else cooling) / epochs
         fall = 0.5 * (1 + math.cos(math.pi * along)) if self.schedule == "cosine" else 1.0
         cool = 1.0 if cooling is None else 0.125 * (1 + math.cos(math.pi * (epoch - cooling) / self.patience))
+        assert self.learning_rate is not None
         return self.learning_rate * warm * fall * cool
 
 

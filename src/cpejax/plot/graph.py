@@ -19,6 +19,7 @@ from cpejax.plot.layout import Diagram, Edge, Parabola, bezier, place
 from cpejax.plot.style import INK, PLATE, SHADE
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram, invert
+from cpejax.program.model import Model, as_model
 from cpejax.program.simulator import Program
 
 FONT = 10.0  # points, of a site's name
@@ -28,9 +29,7 @@ LABEL_FONT = 8.0
 TITLE_FONT = 11.0
 
 
-def graph(
-    model: Graph | Program, posterior: PosteriorProgram | None = None, *, observed: Sequence[str] | None = None
-) -> Figure:
+def graph(model: Model | Graph | Program, posterior: PosteriorProgram | None = None) -> Figure:
     """Draw a program and its posterior program side by side, as in the paper's Figure 1.
 
     Circles are sites, data are shaded, boxes are plates with name and size. Both sides have the same layout, so that
@@ -39,9 +38,8 @@ def graph(
 
     **Arguments:**
 
-    - `model`: a graph, or a NumPyro program without arguments.
+    - `model`: a `cpe.Model`, a graph, or a NumPyro program without arguments.
     - `posterior`: what is drawn on the right; `cpe.invert(graph)` if not given.
-    - `observed`: the data sites of a program, as in `cpe.Graph.from_program`.
 
     **Returns:** the figure, as large as it needs to be. Save it with `figure.savefig("graph.svg")`.
 
@@ -53,9 +51,7 @@ def graph(
         cpe.plot.graph(graph, cpe.invert(graph, how="reverse"))  # the paper's Figure 1
         ```
     """
-    if isinstance(model, Graph) and observed is not None:
-        raise ValueError(f"A graph knows its data ({', '.join(model.data)}): leave out observed={list(observed)}.")
-    prior = model if isinstance(model, Graph) else Graph.from_program(model, observed=observed)
+    prior = model if isinstance(model, Graph) else as_model(model).graph
     posterior = invert(prior) if posterior is None else posterior
     reads = [(p, name) for name in posterior.order for p in posterior.parents[name]]
     causes = [(p, name) for name, parents in prior.parents.items() for p in parents]

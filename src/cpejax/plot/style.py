@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -53,7 +53,7 @@ T = TypeVar("T")
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     @wraps(draw)
     def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with plt.rc_context(STYLE):
+        with plt.rc_context(cast(Any, STYLE)):  # its keys are typed one by one
             return draw(*args, **kwargs)
 
     return styled
@@ -135,7 +135,7 @@ def window(samples: Sequence[np.ndarray], truth: float | None = None) -> tuple[f
 
 def legend(figure: Figure, entries: Sequence[tuple[str, str, str]], left_out: int) -> None:
     handles = [
-        Line2D([], [], color=colour, linestyle="none" if line == "x" else line, marker="x" if line == "x" else None)
+        Line2D([], [], color=colour, ls="none" if line == "x" else line, marker="x" if line == "x" else None)
         for _, colour, line in entries
     ]
     if handles:

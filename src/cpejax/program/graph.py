@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,63 +12,14 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from cpejax.program.descriptions import differences
 from cpejax.program.distributions import base_constraint, unwrap
-from cpejax.program.plates import Constant, Link, study
+from cpejax.program.members import Constant, Link
+from cpejax.program.plates import study
 from cpejax.program.simulator import Program
 from cpejax.program.site_checks import check_list, check_masks, check_names, check_parameter, check_unlike, data_sites
+from cpejax.program.sites import Site, member_of, points
 from cpejax.program.tracing import Deterministic, read, read_deterministics
-
-
-@dataclass(frozen=True)
-class Site:
-    """One random variable of a program, or one member of it where a plate is unrolled.
-
-    - `name`: as in the program; a member of an unrolled plate is named as NumPy indexes it, `beta[0]` or `y[:, 2]`.
-    - `shape`: the shape of its value, plates included.
-    - `dims`: for each axis of the value the plate it belongs to, or `None` for an axis of the event.
-    - `observed`: data (`True`) or parameter.
-    - `parents`: the sites its distribution depends on.
-    - `support`, `distribution`: as words.
-    - `mixed`: pairs (parent, plate) where the site reads other members of a parent in its own plate.
-    - `links`: pairs (parent, link) where the site reads, of a parent in another plate, the member that an index names.
-    - `mask`: of data, which values `numpyro.handlers.mask` keeps, as the bytes of a boolean array of `shape`; `None` if
-        all. `kept` is the array.
-    - `origin`, `axes`, `index`: the program's site, its plates, and this member's position in each unrolled plate.
-    """
-
-    name: str
-    shape: tuple[int, ...] = ()
-    dims: tuple[str | None, ...] = ()
-    observed: bool = False
-    parents: tuple[str, ...] = ()
-    support: str = "real"
-    distribution: str = ""
-    mixed: tuple[tuple[str, str], ...] = ()
-    links: tuple[tuple[str, Link], ...] = ()
-    origin: str = ""
-    axes: tuple[str, ...] = ()
-    index: tuple[tuple[str, int], ...] = ()
-    mask: bytes | None = None
-
-    @property
-    def kept(self) -> np.ndarray | None:
-        """Which of its values are not masked, an array of `shape`; `None` if all."""
-        return None if self.mask is None else np.frombuffer(self.mask, bool).reshape(self.shape)
-
-    @property
-    def plates(self) -> tuple[str, ...]:
-        """The plates it is in, outermost first."""
-        return tuple(d for d in self.dims if d is not None)
-
-    @property
-    def event_shape(self) -> tuple[int, ...]:
-        """The shape of one member's value."""
-        return tuple(n for n, d in zip(self.shape, self.dims, strict=True) if d is None)
-
-    @property
-    def size(self) -> int:
-        """How many numbers one member has."""
-        return math.prod(self.event_shape)
 
 
 @dataclass(frozen=True)
@@ -102,28 +51,27 @@ class Graph:
     deterministics: Mapping[str, Deterministic] = field(default_factory=dict, compare=False)  # functions of the sites
 
     @classmethod
-    def from_program(cls, program: Program, *args: Any, observed: Sequence[str] | None = None, **kwargs: Any) -> Graph:
-        """Read the graph off a NumPyro program, by provenance. Nothing is simulated.
+    def from_program(cls, program: Program, *, observed: Sequence[str] | None = None) -> Graph:
+        """Read the graph off a NumPyro program without arguments, by provenance. Nothing is simulated.
 
         What tells the members of a plate apart is found as well, and it is verified that they are exchangeable given
         that.
 
         **Arguments:**
 
-        - `program`: a NumPyro model.
-        - `*args`, `**kwargs`: passed to the program.
+        - `program`: a NumPyro model; of one with arguments, `cpe.Model(program, ...).graph` is the graph.
         - `observed`: the names of the data sites. Without it, the sites with `obs=` and the `cpe.Simulator` sites.
         """
-        raw = read(program, args, kwargs)
+        raw = read(program)
         data = data_sites(raw, observed)
-        deterministics = read_deterministics(program, raw, args, kwargs)
+        deterministics = read_deterministics(program, raw)
         check_names([*raw, *deterministics])
         for name in raw:
             if name not in data:
                 check_parameter(name, raw[name])
         check_masks(raw)
         plates = {d: n for site in raw.values() for d, n in zip(site.dims, site.shape, strict=True) if d is not None}
-        members = study(program, raw, args, kwargs)
+        members = study(program, raw)
         for plate, why in members.unlike.items():
             check_unlike(plate, plates[plate], why)
         sites = {
@@ -296,7 +244,7 @@ class Graph:
             raise ValueError(f"No plate '{plate}'; the plates are {sorted(self.plates)}.")
         size = self.plates[plate]
         members = {
-            name: [_member(site, plate, i).name for i in range(size)] if plate in site.dims else [name]
+            name: [member_of(site, plate, i).name for i in range(size)] if plate in site.dims else [name]
             for name, site in self.sites.items()
         }
         sites: dict[str, Site] = {}
@@ -308,9 +256,9 @@ class Graph:
                     aligned = plate in site.dims and plate in self.sites[parent].dims and parent not in coupled
                     parents += members[parent][i : i + 1] if aligned else members[parent]
                 mixed = tuple((m, q) for p, q in site.mixed if q != plate for m in members[p] if m in set(parents))
-                new = _member(site, plate, i) if plate in site.dims else site
+                new = member_of(site, plate, i) if plate in site.dims else site
                 if site.links:
-                    parents = [p for p in parents if p not in sites or _points(new, sites[p])]
+                    parents = [p for p in parents if p not in sites or points(new, sites[p])]
                 sites[member] = replace(new, parents=tuple(parents), mixed=mixed)
         constants = {name: _without(c, plate) for name, c in self.constants.items()}
         graph = replace(
@@ -375,36 +323,7 @@ class Graph:
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
         """What this graph has otherwise than `other`, a `to_dict()`, in sentences."""
-        mine, out = self.to_dict(), []
-        for name in other["sites"]:
-            if name not in mine["sites"]:
-                out.append(f"site '{name}' is missing")
-        for name, site in mine["sites"].items():
-            if name not in other["sites"]:
-                out.append(f"site '{name}' is new")
-                continue
-            for what in {**site, **other["sites"][name]}:
-                found, expected = site.get(what), other["sites"][name].get(what)
-                if found != expected:
-                    out.append(f"site '{name}' has {what} {found}, expected {expected}")
-        for plate in {**mine["plates"], **other["plates"]}:
-            found, expected = mine["plates"].get(plate), other["plates"].get(plate)
-            if found != expected:
-                out.append(f"plate '{plate}' has size {found}, expected {expected}")
-        return out + self._other_constants(mine, other)
-
-    def _other_constants(self, mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-        out = []
-        here, there = mine.get("constants", {}), other.get("constants", {})
-        for name in {**here, **there}:
-            if name not in here or name not in there:
-                out.append(f"constant '{name}' is {'missing' if name in there else 'new'}")
-            elif here[name] != there[name]:
-                out.append(f"constant '{name}' (plate {', '.join(here[name]['plates'])}) has other values")
-        if mine.get("links", []) != other.get("links", []):
-            words = [[f"'{'/'.join(o['from'])}' into '{o['into']}'" for o in d.get("links", [])] for d in (mine, other)]
-            out.append(f"the index arrays are {words[0]}, expected {words[1]} with the same values")
-        return out
+        return differences(self.to_dict(), other)
 
     def without_masked(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values of sites, each `(*shape)` or with further axes in front, with those that are masked set to 0."""
@@ -455,17 +374,6 @@ def listing(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + more or "·"
 
 
-def _points(site: Site, parent: Site) -> bool:
-    """Whether a site reads this member of a parent, as far as that is known: index arrays name others."""
-    at, where = dict(site.index), dict(parent.index)
-    links = [o for name, o in site.links if name == parent.origin and o.target in where and set(o.source) <= at.keys()]
-    targets = {o.target for o in links}
-    return all(
-        where[t] in {int(o.index.values[(*(at[p] for p in o.source), 0)]) for o in links if o.target == t}
-        for t in targets
-    )
-
-
 def _without(constant: Constant, plate: str) -> Constant:
     """A constant whose members of an unrolled plate are columns."""
     if plate not in constant.plates:
@@ -474,32 +382,3 @@ def _without(constant: Constant, plate: str) -> Constant:
     plates = tuple(p for p in constant.plates if p != plate)
     values = np.moveaxis(constant.values, axis, -2)
     return replace(constant, plates=plates, values=values.reshape(*values.shape[:-2], -1))
-
-
-def _member(site: Site, plate: str, i: int) -> Site:
-    """Member `i` of a site along `plate`."""
-    axis = site.dims.index(plate)
-    index = (*site.index, (plate, i))
-    # The position in the program's own array: unrolled axes by number, axes that remain by ":".
-    at = dict(index)
-    words = [str(at[p]) if p in at else ":" for p in site.axes]
-    while words and words[-1] == ":":
-        words.pop()
-    kept = None if site.kept is None else np.take(site.kept, i, axis)
-    return replace(
-        site,
-        name=f"{site.origin}[{', '.join(words)}]",
-        mask=None if kept is None or kept.all() else kept.tobytes(),
-        shape=site.shape[:axis] + site.shape[axis + 1 :],
-        dims=site.dims[:axis] + site.dims[axis + 1 :],
-        index=index,
-    )
-
-
-def ground_members(site: Site, plates: Mapping[str, int]) -> Iterable[tuple[str, dict[str, int]]]:
-    """All members of a site, by name and position."""
-    for at in itertools.product(*(range(plates[p]) for p in site.plates)):
-        member = site
-        for plate, i in zip(site.plates, at, strict=True):
-            member = _member(member, plate, i)
-        yield member.name, dict(zip(site.plates, at, strict=True))

@@ -13,7 +13,8 @@ from typing import Literal
 import networkx as nx
 import numpy as np
 
-from cpejax.program.graph import Graph, ground_members, lines
+from cpejax.program.graph import Graph, lines
+from cpejax.program.sites import ground_members
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
-import inspect
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, PRNGKeyArray
-from numpyro.primitives import Messenger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cpejax.program.distributions import is_masked, mask_of, unwrap
 from cpejax.program.graph import Graph
+from cpejax.program.model import Model, as_model
 from cpejax.program.probe import Probe, Prober, code_of
 from cpejax.program.simulations import Simulations, check_count, finite, say_without_digits
 from cpejax.program.simulator import Program, Simulator
@@ -36,59 +33,24 @@ MOST_NUMBERS = 50_000_000
 """How many simulated numbers there are at once; more go in chunks, which changes nothing but the memory."""
 
 
-def bind(program: Program, args: tuple, kwargs: Mapping[str, Any], caller: Callable[..., Any] | None = None) -> Program:
-    """The program as a function without arguments; `caller` is whose options `kwargs` may have been meant for."""
-    if not callable(program):
-        raise TypeError(f"program must be a function (a NumPyro model), found {type(program).__name__}.")
-    _check_options(program, kwargs, caller)
-    return functools.partial(program, *args, **kwargs) if args or kwargs else program
-
-
-def _check_options(program: Program, kwargs: Mapping[str, Any], caller: Callable[..., Any] | None) -> None:
-    """Keyword arguments that the program does not take are misspelt options."""
-    inner: Any = program
-    while isinstance(inner, Messenger) and inner.fn is not None:  # handlers take anything, and pass it on
-        inner = inner.fn
-    try:
-        taken = inspect.signature(inner).parameters.values()
-    except (TypeError, ValueError):  # not every callable has a signature
-        return
-    if caller is None or any(p.kind is p.VAR_KEYWORD for p in taken):
-        return
-    names = [p.name for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    options = [p.name for p in inspect.signature(caller).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for name in kwargs:
-        if name not in names:
-            close = difflib.get_close_matches(name, [*options, *names], n=1, cutoff=0.5)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            takes = f"takes {', '.join(names)}" if names else "takes none"
-            raise TypeError(
-                f"cpe.{caller.__name__} has no option {name!r}, and the program no such argument.{hint} The options "
-                f"are {', '.join(options)}; of keyword arguments the program {takes}."
-            )
-
-
 def simulate(
-    program: Program,
+    model: Model | Program,
     n: int,
-    *args: Any,
+    *,
     key: PRNGKeyArray,
-    observed: Sequence[str] | None = None,
     values: Mapping[str, Any] | xr.DataTree | None = None,
     checkpoint: str | Path | None = None,
     on_error: Literal["raise", "nan"] = "raise",
     max_invalid: float = 0.1,
     progress: bool | None = None,
-    **kwargs: Any,
 ) -> Simulations:
-    """Draw `n` sets of parameters and data from a program.
+    """Draw `n` sets of parameters and data from a model.
 
     **Arguments:**
 
-    - `program`: a NumPyro model; `*args`, `**kwargs` are passed to it. Data given with `obs=` are simulated anew.
+    - `model`: a `cpe.Model`, or a NumPyro program without arguments.
     - `n`: how many simulations.
     - `key`: a JAX key.
-    - `observed`: the names of the data sites; see `cpe.Graph.from_program`.
     - `values`: sites that are not drawn but given, `{site: (n, *shape)}`, or the DataTree of `Posterior.sample`, whose
         chains and draws are the `n`. Posterior draws of all parameters make the result a sample from the posterior
         predictive distribution.
@@ -111,7 +73,8 @@ def simulate(
     ??? example
 
         ```python
-        simulations = cpe.simulate(program, 10_000, observed=["y"], key=jax.random.key(0))
+        model = cpe.Model(program, observed=["y"])
+        simulations = cpe.simulate(model, 10_000, key=jax.random.key(0))
         simulations["y"].shape  # (10000, 8)
         ```
     """
@@ -121,8 +84,8 @@ def simulate(
         raise ValueError(f"on_error must be 'raise' or 'nan', found {on_error!r}.")
     if not 0 <= max_invalid < 1:
         raise ValueError(f"max_invalid must be a share of at least 0 and below 1, found {max_invalid!r}.")
-    bound = bind(program, args, kwargs, simulate)
-    graph = Graph.from_program(bound, observed=observed)
+    model = as_model(model)
+    bound, graph = model.bound, model.graph
     given = _check_values({} if values is None else values, graph, n)
     simulators: list[Simulator] = []
 
@@ -195,7 +158,7 @@ def simulate(
     whole = {name: np.concatenate([p[name] for p in parts]) for name in graph.shapes}
     out = finite(whole, graph, console, max_invalid)
     say_without_digits(out, graph, console)
-    out.interrupted = interrupted
+    out.model, out.interrupted = model, interrupted
     out.probe = None if given or not out.n else prober(out)
     return out
 

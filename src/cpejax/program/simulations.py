@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from cpejax.program.graph import Graph
+from cpejax.program.model import Model
 from cpejax.program.probe import Probe
 from cpejax.util.messages import say
 
@@ -18,7 +19,8 @@ class Simulations(dict[str, np.ndarray]):
 
     Deterministic sites are among them; `cpe.fit` does not read these. Data of simulators on the host are in float64.
     `dropped` counts the simulations that were left out because a value was not finite; `interrupted` says that there
-    are fewer than asked for; `graph` is the program's graph, and `probe` what the program gives at the first of them.
+    are fewer than asked for; `model` is what was simulated, `graph` its graph, and `probe` what its program gives at
+    the first of them.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Simulations(dict[str, np.ndarray]):
         graph: Graph,
         dropped: int = 0,
         *,
+        model: Model | None = None,
         probe: Probe | None = None,
         interrupted: bool = False,
     ):
@@ -34,6 +37,7 @@ class Simulations(dict[str, np.ndarray]):
         self.graph = graph
         self.observed = graph.data
         self.dropped = dropped
+        self.model = model
         self.probe = probe
         self.interrupted = interrupted
 

@@ -175,17 +175,15 @@ def run(
     values: Mapping[str, Any],
     visit: Visit | None = None,
     key: Array | None = None,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
     deterministic: Visit | None = None,
 ) -> Any:
     """Run `program` once, with `values` for the sites named there; see `Run`."""
     key = jax.random.key(0) if key is None else key
     with _ONE_AT_A_TIME, handlers.seed(rng_seed=key):
-        return Run(program, values, visit, deterministic)(*args, **(kwargs or {}))
+        return Run(program, values, visit, deterministic)()
 
 
-def read(program: Program, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> dict[str, RawSite]:
+def read(program: Program) -> dict[str, RawSite]:
     """The sample sites of a program, in its order, with their dependencies.
 
     No simulator is called: the program is only traced by JAX. Where members of a plate meet in a common plate again, it
@@ -193,9 +191,9 @@ def read(program: Program, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
     """
     sites: dict[str, RawSite] = {}
     try:
-        values = _trace(program, sites, args, kwargs)
-        parents = _parents(program, values, args, kwargs)
-        masks = _masks(program, sites, values, args, kwargs)
+        values = _trace(program, sites)
+        parents = _parents(program, values)
+        masks = _masks(program, sites, values)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = place(frames, list(sites))
@@ -207,7 +205,7 @@ def read(program: Program, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any]
         raise
     for name, site in sites.items():
         sites[name] = site._replace(parents=parents[name] - {name}, mask=masks.get(name))
-    mixed = _mixed(program, sites, args, kwargs)
+    mixed = _mixed(program, sites)
     return {name: site._replace(mixed=mixed.get(name, ())) for name, site in sites.items()}
 
 
@@ -215,8 +213,6 @@ def _masks(
     program: Program,
     sites: Mapping[str, RawSite],
     values: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
 ) -> dict[str, np.ndarray]:
     """The masks of the sites that have one; they must be constants, which provenance tells."""
     masked = {name for name, site in sites.items() if is_masked(site.fn)}
@@ -230,7 +226,7 @@ def _masks(
             if name in masked:
                 out[name] = mask_of(msg["fn"])
 
-        run(program, values, visit, args=args, kwargs=kwargs)
+        run(program, values, visit)
         return out
 
     for name, depends in eval_provenance(collect, **values).items():
@@ -254,8 +250,6 @@ class Deterministic(NamedTuple):
 def read_deterministics(
     program: Program,
     sites: Mapping[str, RawSite],
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
 ) -> dict[str, Deterministic]:
     """The deterministic sites of a program whose sample sites are known, in its order."""
     out: dict[str, Deterministic] = {}
@@ -271,13 +265,11 @@ def read_deterministics(
         dims = tuple(frames[i].name if i in frames and frames[i].size == n else None for i, n in enumerate(shape))
         out[name] = Deterministic(shape, dims)
 
-    jax.eval_shape(lambda: (run(program, {}, None, None, args, kwargs, visit), None)[1])
+    jax.eval_shape(lambda: (run(program, {}, None, None, visit), None)[1])
     return out
 
 
-def _trace(
-    program: Program, sites: dict[str, RawSite], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
-) -> dict[str, jax.ShapeDtypeStruct]:
+def _trace(program: Program, sites: dict[str, RawSite]) -> dict[str, jax.ShapeDtypeStruct]:
     """Fill `sites`, in place so that they are known if the program fails later; return the shapes of their values."""
     sizes: dict[str, int] = {}
 
@@ -299,7 +291,7 @@ def _trace(
             sites[name] = _raw(msg)
             values[name] = msg["value"]
 
-        run(program, {}, visit, args=args, kwargs=kwargs)
+        run(program, {}, visit)
         return values
 
     return jax.eval_shape(shapes)
@@ -313,9 +305,7 @@ def _raw(msg: dict[str, Any]) -> RawSite:
     return RawSite(fn, shape, dims, bool(msg["is_observed"] or msg["infer"].get("was_observed")))
 
 
-def _parents(
-    program: Program, values: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
-) -> dict[str, frozenset[str]]:
+def _parents(program: Program, values: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     """The sites that each site's distribution depends on, by provenance."""
 
     def influences(**values: Any) -> dict[str, Any]:
@@ -329,16 +319,14 @@ def _parents(
             leaves = [] if isinstance(unwrap(fn), Simulator) else jax.tree.leaves(fn)
             out[name] = [draw, *(jnp.asarray(leaf) for leaf in leaves)]
 
-        run(program, values, visit, args=args, kwargs=kwargs)
+        run(program, values, visit)
         return out
 
     found = eval_provenance(influences, **values)
     return {name: frozenset().union(*sets) for name, sets in found.items()}
 
 
-def _mixed(
-    program: Program, sites: dict[str, RawSite], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
-) -> dict[str, tuple[tuple[str, str], ...]]:
+def _mixed(program: Program, sites: dict[str, RawSite]) -> dict[str, tuple[tuple[str, str], ...]]:
     """For each site the (parent, plate) pairs where it reads other members of the parent than its own.
 
     Provenance knows sites, not members, so this is probed with numbers: change some members of the parents, and see
@@ -353,7 +341,7 @@ def _mixed(
                 shared.setdefault(str(plate), {}).setdefault(name, []).append(parent)
     if not shared:
         return {}
-    probe = _Probe(program, sites, {child for pairs in shared.values() for child in pairs}, args, kwargs)
+    probe = _Probe(program, sites, {child for pairs in shared.values() for child in pairs})
     found: dict[str, set[tuple[str, str]]] = {}
     for plate, pairs in shared.items():
         parents = sorted({p for ps in pairs.values() for p in ps})
@@ -375,8 +363,6 @@ class _Probe:
         program: Program,
         sites: dict[str, RawSite],
         children: set[str],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any] | None,
     ):
         # Simulators are not called: numbers in (0, 1), good for a scale or a probability, stand in for their data.
         rng = np.random.default_rng(0)
@@ -386,7 +372,7 @@ class _Probe:
         self.sites = sites
         self.values: dict[str, Array] = {}
         with numpyro.validation_enabled(False):  # a stand-in may leave the support of an argument
-            run(program, stand_ins, lambda name, msg: self.values.update({name: msg["value"]}), None, args, kwargs)
+            run(program, stand_ins, lambda name, msg: self.values.update({name: msg["value"]}), None)
 
         @jax.jit  # many probes then cost little, and NumPyro cannot validate arguments
         def features(values: dict[str, Array]) -> dict[str, Array]:
@@ -396,7 +382,7 @@ class _Probe:
                 if name in children:
                     out[name] = distribution_features(msg["fn"], msg["value"])
 
-            run(program, values, visit, args=args, kwargs=kwargs)
+            run(program, values, visit)
             return out
 
         self.features = features

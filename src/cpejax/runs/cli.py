@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from cpejax.program.graph import Graph, listing
+from cpejax.program.graph import listing
 from cpejax.program.inverse import invert
 from cpejax.runs.folder import RunFolder
 from cpejax.runs.model_file import Failure, blaming, load_model, summary
@@ -189,7 +189,7 @@ def fit(
 ) -> None:
     """The second stage of a run: train a posterior on the simulations.
 
-    Reads `RUN/simulations.npz` and writes `RUN/model/`, which `cpe.load("RUN/model", program)` reads in Python.
+    Reads `RUN/simulations.npz` and writes `RUN/model/`, which `cpe.load("RUN/model", model)` reads in Python.
     Training that was interrupted resumes.
 
     Example: `cpejax fit examples/sir.py --out run/`
@@ -347,7 +347,7 @@ def tasks() -> None:
         table.add_column(column, no_wrap=True, justify="right" if column in ("parameters", "data") else "left")
     table.add_column("source")
     for task in map(package.get, package.names()):
-        plates = Graph.from_program(task.program, observed=task.observed).plates
+        plates = task.graph.plates
         where = listing(tuple(f"{name}[{size}]" for name, size in plates.items()))
         table.add_row(*map(Text, (task.name, str(task.theta_dim), str(task.x_dim), where, task.source)))
     Console().print(table)

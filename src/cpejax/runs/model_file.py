@@ -19,8 +19,7 @@ from cpejax.flows.base import Method
 from cpejax.inference.registry import METHODS
 from cpejax.inference.saving import method_options
 from cpejax.program.graph import Graph
-from cpejax.program.simulate import bind
-from cpejax.program.simulator import Program
+from cpejax.program.model import Model
 from cpejax.util.files import Unusable
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,27 +30,21 @@ class Failure(Exception):
 
 
 class ModelFile(NamedTuple):
-    """What a model file defines: `program`, and, if they are there, the others by the same names."""
+    """What a model file defines: the `model` (`program`, and `observed`, `args` and `kwargs` if they are there), and, if
+    they are there, the others by the same names.
+    """
 
     path: Path
-    program: Program
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    observed: list[str] | None
+    model: Model
     method: Method | None
     data: Mapping[str, Any] | None
     truth: Mapping[str, Any] | None
     opened: set[Path]
 
-    @property
-    def bound(self) -> Program:
-        """The program as a function without arguments."""
-        return bind(self.program, self.args, self.kwargs)
-
     def graph(self) -> Graph:
         """The program's graph; an error in the program is said to be the model's."""
         with blaming(self.path), _noting(self.opened):
-            return Graph.from_program(self.program, *self.args, observed=self.observed, **self.kwargs)
+            return self.model.graph
 
     def files(self) -> dict[str, Path]:
         """What the program is made of besides the model file, by name: data files that were read while the file was
@@ -105,8 +98,8 @@ def load_model(path: Path) -> ModelFile:
     data, truth = getattr(module, "data", None), getattr(module, "truth", None)
     _check_dict(path, "data", data, "the observed data")
     _check_dict(path, "truth", truth, "the true parameters")
-    observed = getattr(module, "observed", None)
-    return ModelFile(path, program, tuple(args), dict(kwargs), observed, method, data, truth, opened)
+    model = Model(program, getattr(module, "observed", None), tuple(args), dict(kwargs))
+    return ModelFile(path, model, method, data, truth, opened)
 
 
 def _check_dict(path: Path, name: str, value: Any, what: str) -> None:

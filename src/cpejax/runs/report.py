@@ -77,9 +77,10 @@ def report(
     ...     with numpyro.plate("row", 3):
     ...         numpyro.sample("y", dist.Normal(mu, 1.0))
     >>> keys, given = jax.random.split(jax.random.key(0), 4), {"y": [0.3, 1.2, -0.4]}
-    >>> sims = cpe.simulate(program, 100, observed=["y"], key=keys[0])
+    >>> model = cpe.Model(program, observed=["y"])
+    >>> sims = cpe.simulate(model, 100, key=keys[0])
     >>> tiny = cpe.CPE(width=8, depth=1, hidden=8, components=2)
-    >>> post = cpe.fit(program, sims, method=tiny, max_epochs=1, key=keys[1])
+    >>> post = cpe.fit(model, sims, method=tiny, training=cpe.Training(max_epochs=1), key=keys[1])
     >>> draws = post.sample(100, given, key=keys[2])
     >>> check = cpe.check(post, given, n=20, draws=20, key=keys[3])
     >>> path = Path(tempfile.mkdtemp()) / "report.html"

@@ -20,6 +20,7 @@ from cpejax.flows.base import Method
 from cpejax.inference.fit import fit
 from cpejax.inference.loading import load
 from cpejax.inference.posterior import Posterior
+from cpejax.inference.settings import Training
 from cpejax.program.distributions import unwrap
 from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations
@@ -68,7 +69,7 @@ def _simulate(run: RunFolder, stage: str, inputs: Mapping[str, Any], n: int, key
             nullcontext() if _on_host(run.model) else run.working(f"simulating {n:,} times")
         )  # the host has a progress bar
         with blaming(run.model.path), run_watched(run), shown:
-            return simulate(run.model.bound, n, observed=run.graph.data, key=key, checkpoint=run.work(stage))
+            return simulate(run.model.model, n, key=key, checkpoint=run.work(stage))
 
     rows = _resume(run, stage, draw)
     write_arrays(path, rows)
@@ -77,7 +78,7 @@ def _simulate(run: RunFolder, stage: str, inputs: Mapping[str, Any], n: int, key
 
 def _on_host(model: ModelFile) -> bool:
     """Whether a simulator runs on the host."""
-    found = (unwrap(site.fn) for site in read(model.bound).values())
+    found = (unwrap(site.fn) for site in read(model.model.bound).values())
     return any(isinstance(fn, Simulator) and fn.host for fn in found)
 
 
@@ -124,14 +125,14 @@ def run_fit(run: RunFolder) -> Posterior:
         return posterior
     began = time.monotonic()
     rows = read_simulations(run.folder / "simulations.npz", run.graph)
-    training = {"max_epochs": options["epochs"], "steps": options["steps"]}
-    given = {name: value for name, value in training.items() if value is not None}
+    given = {"max_epochs": options["epochs"], "steps": options["steps"]}
+    training = Training(**{name: value for name, value in given.items() if value is not None})
     run.begin("fit", inputs)
 
     def train() -> Posterior:
         key, work = _key(options["seed"], 1), run.work("fit")
         with blaming(run.model.path):
-            return fit(run.model.bound, rows, key=key, method=chosen, checkpoint=work, **given)
+            return fit(run.model.model, rows, key=key, method=chosen, training=training, checkpoint=work)
 
     posterior = _resume(run, "fit", train)
     if posterior.history.stopped.startswith("interrupted"):
@@ -144,7 +145,7 @@ def run_fit(run: RunFolder) -> Posterior:
 
 def _load(folder: Path, model: ModelFile, method: Method | None) -> Posterior:
     try:
-        return load(folder, model.bound, method=method)
+        return load(folder, model.model, method=method)
     except (ValueError, FileNotFoundError) as error:
         raise Failure(summary(error, model.path)) from error
 

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float
 from platformdirs import user_cache_path
 
 from cpejax import tasks
+from cpejax.program.model import Model
 from cpejax.tasks import Task, _exact
 from cpejax.util.files import atomically
 
@@ -37,7 +38,7 @@ CHUNK, MOST = 2**18, 10**9
 
 
 def reference(
-    task: Task | str,
+    task: Task | Model | str,
     seed: int | None = None,
     *,
     given: Mapping[str, Any] | None = None,
@@ -47,7 +48,7 @@ def reference(
     """Draws from a task's posterior, 10 chains of 2,500.
 
     Arguments:
-        task: a task or the name of one.
+        task: a task or the name of one; or any `cpe.Model` whose sites all have densities, of which nothing is cached.
         seed: of the observation, `task.observation(seed)`; or instead
         given: any observation, `{site: array}`.
         sampler: `"exact"`, independent draws by the task's own sampler, the default where there is one; or `"slice"`,
@@ -68,7 +69,11 @@ def reference(
     >>> draws.posterior["theta"].shape
     (10, 2500, 2)
     """
-    task = tasks.get(task) if isinstance(task, str) else task
+    if isinstance(task, str):
+        task = tasks.get(task)
+    elif not isinstance(task, Task):
+        task = Task(name="model", program=task.bound, observed=task.graph.data, source="given")
+        cache = False
     data = _observation(task, seed, given)
     if sampler is None:
         sampler = "exact" if task.exact else "slice"

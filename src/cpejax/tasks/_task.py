@@ -1,6 +1,6 @@
 """What a benchmark task is: a program, the names of its data sites, and draws from its exact posterior."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,8 @@ import numpy as np
 import numpyro
 from jaxtyping import Array, Float, Num
 
+from cpejax.program.model import Model
+
 Arrays = dict[str, Num[np.ndarray, "..."]]
 ExactSampler = Callable[[Mapping[str, np.ndarray], int, np.random.Generator], Arrays]
 
@@ -17,14 +19,13 @@ SEEDS = (0, 1, 2, 3, 4)
 """Seeds of the five observations every method is judged on."""
 
 
-@dataclass(frozen=True)
-class Task:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Task(Model):
     """A model with a tractable likelihood, five observations, and (almost always) exact posterior draws.
 
     Arguments:
         name: what `tasks.get` finds it by.
-        program: a NumPyro program without arguments.
-        observed: the sites of `program` that are data.
+        program, observed: see `cpe.Model`; programs of tasks have no arguments.
         source: where the model comes from.
         exact: `(given, n, rng) -> {site: array with leading n}`, independent draws from `p(theta | given)`, written
             without the program's own densities so that the two can be checked against each other. `None`: the
@@ -32,12 +33,11 @@ class Task:
         how: one line on how `exact` draws.
         fix: what an observation has set by hand after it was simulated.
 
-    >>> task = Task("coin", program, ("x",), "a textbook")   # doctest: +SKIP
+    >>> task = Task(name="coin", program=program, observed=("x",), source="a textbook")   # doctest: +SKIP
     """
 
     name: str
-    program: Callable[[], Any]
-    observed: tuple[str, ...]
+    observed: Sequence[str]
     source: str
     exact: ExactSampler | None = None
     how: str = "hit-and-run slice sampling"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cpejax.program.graph import Graph
-from cpejax.program.plates import Constant, Link
+from cpejax.program.members import Constant, Link
 
 Plates = tuple[str, ...]
 

@@ -45,9 +45,10 @@ from cpejax.flows.strata import Runs
 from cpejax.nn.activations import softsign_linear
 from cpejax.nn.embeddings import Embedding
 from cpejax.nn.time import Fourier
-from cpejax.program.graph import Graph, Site
+from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram
 from cpejax.program.simulator import Program
+from cpejax.program.sites import Site
 from cpejax.util.keys import key_words
 
 Tables = dict[Table, Array]

@@ -9,7 +9,7 @@ import numpy as np
 from cpejax.flows.ancestral.covariates import Plates, Table, family, picks
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram
-from cpejax.program.plates import Link
+from cpejax.program.members import Link
 
 
 @dataclass(frozen=True, eq=False)
