@@ -30,7 +30,7 @@ class Failure(Exception):
 
 
 class ModelFile(NamedTuple):
-    """What a model file defines: the `model` (`program`, and `observed`, `args` and `kwargs` if they are there), and, if
+    """What a model file defines: the `model` (`program`; `observed`, `args` and `kwargs` if they are there), and, if
     they are there, the others by the same names.
     """
 
