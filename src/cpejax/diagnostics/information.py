@@ -320,17 +320,15 @@ def log_density(
     if flow.may_leave_support:
         return None
     n = len(theta[posterior.graph.parameters[0]])
-    found, columns = _log_densities(flow, dict(theta), dict(data), flow.density_steps, min(n, 200))
+    found, columns = _log_densities(flow, dict(theta), dict(data), min(n, 200))
     return None if columns > 1 else np.asarray(found, np.float64)
 
 
 @eqx.filter_jit
-def _log_densities(
-    flow: Any, theta: dict[str, Any], data: dict[str, Any], steps: int | None, batch: int
-) -> tuple[Array, int]:
+def _log_densities(flow: Any, theta: dict[str, Any], data: dict[str, Any], batch: int) -> tuple[Array, int]:
     def one(x: tuple[dict[str, Array], dict[str, Array]]) -> Array:
         values, given = x
-        found = flow.log_probs({name: v[None] for name, v in values.items()}, given, steps=steps)[0]
+        found = flow.log_probs({name: v[None] for name, v in values.items()}, given, **flow.density_options())[0]
         return jnp.where(flow.coordinates.in_support({**values, **given}), found, -jnp.inf)
 
     n = len(next(iter(theta.values())))
