@@ -201,7 +201,7 @@ def other_methods() -> dict[str, Any]:
     """Those whose epochs are compared too, with the network of the peer or of the paper."""
     import cpejax as cpe
 
-    return {"CPE(flow='triangular')": cpe.CPE(flow="triangular"), "FMPE()": cpe.FMPE()}
+    return {"TriangularCPE()": cpe.TriangularCPE(), "FMPE()": cpe.FMPE()}
 
 
 def measure_cpejax(simulations: Any, observations: Any, size: Size, peer: Peer | None) -> dict[str, Any]:

@@ -93,8 +93,8 @@ def correlated(rho: float, n: int = 20_000) -> dict[str, np.ndarray]:
 
 FLOWS: dict[str, Any] = {
     # In prior coordinates the triangular flow's base is N(0, I), as in the closed form.
-    "triangular": cpe.CPE(flow="triangular", coordinates="prior"),
-    "discrete": cpe.CPE(flow="discrete"),
+    "triangular": cpe.TriangularCPE(coordinates="prior"),
+    "discrete": cpe.DiscreteCPE(),
     "ancestral": cpe.CPE(),
 }
 
@@ -144,7 +144,7 @@ def step_of(edges: list[list[int]], storage: str, hidden: int = 64, steps: int =
     d = len(edges)
     values = correlated(0.5, 200)
     graph = cpe.Graph.from_program(pair, observed=["y"])
-    flow = cpe.CPE(flow="triangular", coordinates="prior").build(pair, graph, values, key=jax.random.key(0))
+    flow = cpe.TriangularCPE(coordinates="prior").build(pair, graph, values, key=jax.random.key(0))
     wiring = Wiring.of(edges, [True] * d)
     part = eqx.filter_eval_shape(
         lambda: Part(
@@ -233,11 +233,11 @@ def storage() -> Iterator[Job]:
 
 
 def discrete(**options: Any) -> Any:
-    return cpe.CPE(flow="discrete", **options)
+    return cpe.DiscreteCPE(**options)
 
 
 TWO_MOONS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "triangular": (cpe.CPE(flow="triangular"), {"learning_rate": 2e-3}),
+    "triangular": (cpe.TriangularCPE(), {"learning_rate": 2e-3}),
     "discrete, 1 map": (discrete(condition="every"), {"learning_rate": 2e-3}),
     "discrete, 2 maps": (discrete(blocks=2, condition="every"), {"learning_rate": 2e-3}),
     "discrete, 3 maps": (discrete(blocks=3, condition="every", coordinates="unconstrained"), {"learning_rate": 4e-3}),
@@ -293,7 +293,7 @@ def one_inverse(by: str) -> dict[str, Any]:
     task = cpe.tasks.get("two_moons")
     simulations = cpe.simulate(task.program, 10_000, observed=task.observed, key=jax.random.key(0))
     posterior = cpe.fit(
-        task.program, simulations, key=jax.random.key(1), method=cpe.CPE(flow="discrete", inverse_by=by), steps=5_000
+        task.program, simulations, key=jax.random.key(1), method=cpe.DiscreteCPE(inverse_by=by), steps=5_000
     )
     return {"weights": posterior.weights, **timed_draws(posterior, task)}
 
@@ -316,9 +316,9 @@ def timed_draws(posterior: Any, task: Any, observations: int = 6) -> dict[str, A
 
 SPEED: dict[str, Any] = {
     "ancestral": cpe.CPE(),
-    "triangular, prior coordinates": cpe.CPE(flow="triangular", coordinates="prior"),
-    "triangular": cpe.CPE(flow="triangular"),
-    "discrete": cpe.CPE(flow="discrete"),
+    "triangular, prior coordinates": cpe.TriangularCPE(coordinates="prior"),
+    "triangular": cpe.TriangularCPE(),
+    "discrete": cpe.DiscreteCPE(),
 }
 
 

@@ -139,7 +139,7 @@ class Proposal(Flow):
     def may_leave_support(self):
         return True
 
-    def sample(self, data, n, key, *, steps, solver):
+    def sample(self, data, n, key):
         return {"a": data["y"] + jax.random.normal(key, (n,))}, {"counted": jnp.asarray(n)}
 
     def numbers_per_draw(self):

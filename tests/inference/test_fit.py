@@ -696,7 +696,7 @@ def test_wrong_options_of_a_method():
         ({"key": 0}, "key must be one JAX key, as jax.random.key(0) makes it; found 0."),
         (
             {"method": cpe.CPE},
-            "method must be a method with its options, as cpe.CPE(); found <class 'cpejax.inference.registry",
+            "method must be a method with its options, as cpe.CPE(); found <class 'cpejax.flows.ancestral",
         ),
         ({"method": "CPE"}, "method must be a method with its options, as cpe.CPE(); found 'CPE'."),
         ({"batch_size": 1.5}, "batch_size must be a whole number of at least 1, found 1.5."),

@@ -510,6 +510,17 @@ def test_arguments_of_the_wrong_type(unchecked, posterior, given):
         posterior.sample(5, given=given, key=KEY, solver="heun")
 
 
+def test_options_that_a_flow_does_not_use_are_errors(unchecked, posterior, given):
+    with pytest.raises(
+        TypeError, match=r"step=9 is no option of draws of this .*: its options are \['solver', 'steps'\]"
+    ):
+        posterior.sample(5, given=given, key=KEY, step=9)
+    with pytest.raises(TypeError, match=r"solver='rk45' is no option of densities .*: its options are \['steps'\]"):
+        posterior.log_prob({}, given=given, solver="rk45")
+    with pytest.raises(ValueError, match="steps=9 are of solver='euler'; 'rk45', the solver here, chooses its own"):
+        posterior.sample(5, given=given, key=KEY, solver="rk45", steps=9)
+
+
 # ---- files
 
 
@@ -692,7 +703,7 @@ def test_every_embedding_learns_what_matters(module):
 
 def test_embeddings_are_given_again(of_a_set, tmp_path):
     of_a_set.save(tmp_path)
-    with pytest.raises(ValueError, match=r"has embeddings for \['y'\], which a file cannot hold: give method=cpe.CPE"):
+    with pytest.raises(ValueError, match=r"has embeddings for \['y'\], which a file cannot hold: give method=CPE"):
         cpe.load(tmp_path, series)
     with pytest.raises(ValueError, match="was made by CPE with"):
         cpe.load(tmp_path, series, method=cpe.CPE(**embedding(), members=9))
@@ -736,8 +747,8 @@ assert np.array_equal(cpe.load(FOLDER, program, method=method).log_prob(draws, g
         pytest.param(
             "cpe.CPE(embed={'x': cpe.ConvEmbedding((8,), 2, 4, 1, key=jax.random.key(0))})", marks=pytest.mark.slow
         ),
-        pytest.param("cpe.CPE(flow='triangular', hidden=8, width=8)", marks=pytest.mark.slow),
-        pytest.param("cpe.CPE(flow='discrete', hidden=8, width=8)", marks=pytest.mark.slow),
+        pytest.param("cpe.TriangularCPE(hidden=8, width=8)", marks=pytest.mark.slow),
+        pytest.param("cpe.DiscreteCPE(hidden=8, width=8)", marks=pytest.mark.slow),
         pytest.param("cpe.AIO()", marks=pytest.mark.slow),
     ],
 )
