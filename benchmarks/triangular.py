@@ -36,7 +36,7 @@ from speed import count_flops
 
 import cpejax as cpe
 from cpejax.flows.base import trainable
-from cpejax.flows.blocks.network import Part
+from cpejax.flows.blocks.network import ConditionedNet
 from cpejax.flows.blocks.storage import Wiring
 from cpejax.inference import posterior as _posterior
 
@@ -109,9 +109,10 @@ def bias() -> Iterator[Job]:
 def one_bias(rho: float, method: Any) -> dict[str, Any]:
     truth = np.array([[1, rho], [rho, 1]])
     began = time.perf_counter()
-    options = {"steps": 6_000} if method.flow == "ancestral" else {"steps": 6_000, "learning_rate": 1e-3}
+    options = {"steps": 6_000} if isinstance(method, cpe.CPE) else {"steps": 6_000, "learning_rate": 1e-3}
     posterior = cpe.fit(pair, correlated(rho), observed=["y"], method=method, key=jax.random.key(1), **options)
-    tree = posterior.sample(20_000, given={"y": 0.0}, key=jax.random.key(2), solver="rk45")
+    how = {} if isinstance(method, cpe.DiscreteCPE) else {"solver": "rk45"}
+    tree = posterior.sample(20_000, given={"y": 0.0}, key=jax.random.key(2), **how)
     found = np.cov(np.stack([tree.posterior[n].values[0] for n in "ab"]))
     predicted = limit(truth, np.tril(np.ones((2, 2))))
     return {
@@ -147,7 +148,7 @@ def step_of(edges: list[list[int]], storage: str, hidden: int = 64, steps: int =
     flow = cpe.TriangularCPE(coordinates="prior").build(pair, graph, values, key=jax.random.key(0))
     wiring = Wiring.of(edges, [True] * d)
     part = eqx.filter_eval_shape(
-        lambda: Part(
+        lambda: ConditionedNet(
             wiring,
             d,
             positive=False,
@@ -264,7 +265,7 @@ def one_two_moons(method: Any, options: dict[str, Any]) -> dict[str, Any]:
         "validation": posterior.history.best,
         "fit_seconds": round(fitted - began, 1),
     }
-    for solver in ("euler", "rk45") if method.flow != "discrete" else ("euler",):
+    for solver in (None,) if isinstance(method, cpe.DiscreteCPE) else ("euler", "rk45"):
         scores, about = [], {}
         for seed in range(5):
             given = task.observation(seed)
@@ -275,8 +276,7 @@ def one_two_moons(method: Any, options: dict[str, Any]) -> dict[str, Any]:
             for name in ("acceptance_rate", "residual", "unsolved"):
                 if name in tree.posterior.attrs:
                     about.setdefault(name, []).append(tree.posterior.attrs[name])
-        name = "draws" if method.flow == "discrete" else solver
-        out[name] = {"c2st": float(np.mean(scores)), "each": [round(s, 3) for s in scores], **about}
+        out[solver or "draws"] = {"c2st": float(np.mean(scores)), "each": [round(s, 3) for s in scores], **about}
     return out
 
 
@@ -374,7 +374,7 @@ def draws_flops(flow: Any, given: dict[str, Any]) -> int | None:
     """The floating-point operations of 10,000 draws' matrix products, where their number is known beforehand."""
     data = {name: jnp.asarray(x) for name, x in given.items()}
     try:
-        return count_flops(lambda d: flow.sample(d, 10_000, jax.random.key(0), steps=20, solver="euler"), data)
+        return count_flops(lambda d: flow.sample(d, 10_000, jax.random.key(0), **flow.draw_options()), data)
     except ValueError:  # a loop that ends when it has found a solution
         return None
 

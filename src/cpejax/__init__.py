@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cpejax.coordinates.prior import Coordinates
+from cpejax.coordinates.standardise import Fixed
 from cpejax.flows.aio import AIO
 from cpejax.flows.ancestral.method import CPE
 from cpejax.flows.base import Flow, Method
@@ -37,6 +38,7 @@ __all__ = [
     "ConvEmbedding",
     "Coordinates",
     "DiscreteCPE",
+    "Fixed",
     "Flow",
     "Graph",
     "History",

@@ -295,7 +295,9 @@ def test_the_reverse_diffusion_has_its_own_steps():
     tree = posterior.sample(20, given={"y": 0.0}, key=KEY)
     assert tree.posterior.attrs["steps"] == 200
     assert "solver" not in tree.posterior.attrs
-    with pytest.raises(ValueError, match=r"has no solver; found solver='rk45'. Leave it out, or fit with sampler='ode'"):
+    with pytest.raises(
+        ValueError, match=r"has no solver; found solver='rk45'. Leave it out, or fit with sampler='ode'"
+    ):
         posterior.sample(20, given={"y": 0.0}, key=KEY, solver="rk45")
 
 
