@@ -36,7 +36,7 @@ from page import fill, table
 from peer import PYTHON, ROOT, Peer
 
 import cpejax as cpe
-from cpejax.inference import posterior as _posterior
+from cpejax.inference.progress import Bar
 
 RESULTS = ROOT / "benchmarks" / "results" / "baselines.json"
 TURN = 10
@@ -191,7 +191,7 @@ def measure_ours(task, simulations, observations, size, other):
             theirs.extend([other.turn() for _ in range(TURN)][1:])
         began = time.perf_counter()
 
-    with mock.patch.object(_posterior._Bar, "update", mark):
+    with mock.patch.object(Bar, "update", mark):
         posterior = cpe.fit(
             task.program,
             simulations,

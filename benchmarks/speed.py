@@ -154,7 +154,7 @@ def time_epochs(
     import jax
 
     import cpejax as cpe
-    from cpejax.inference import posterior as _posterior
+    from cpejax.inference.progress import Bar
     from cpejax.tasks import two_moons
 
     began, number = time.perf_counter(), 0
@@ -174,7 +174,7 @@ def time_epochs(
         began = time.perf_counter()
 
     # `fit` says at the end of each epoch how far it is; here a clock listens instead of a progress bar.
-    with mock.patch.object(_posterior._Bar, "update", mark):
+    with mock.patch.object(Bar, "update", mark):
         posterior = cpe.fit(
             two_moons.program,
             simulations,

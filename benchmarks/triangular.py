@@ -38,7 +38,7 @@ import cpejax as cpe
 from cpejax.flows.base import trainable
 from cpejax.flows.blocks.network import ConditionedNet
 from cpejax.flows.blocks.storage import Wiring
-from cpejax.inference import posterior as _posterior
+from cpejax.inference.progress import Bar
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "triangular.json"
@@ -387,7 +387,7 @@ def timed_fit(task: Any, simulations: Any, method: Any, epochs: int = 30) -> tup
         marks.append(time.perf_counter())
 
     # `fit` says at the end of each epoch how far it is; here a clock listens instead of a progress bar.
-    with mock.patch.object(_posterior._Bar, "update", mark):
+    with mock.patch.object(Bar, "update", mark):
         posterior = cpe.fit(
             task.program,
             simulations,

@@ -19,6 +19,8 @@ import xarray as xr
 
 import cpejax as cpe
 from cpejax.inference import posterior as _posterior
+from cpejax.inference.trees import to_tree
+from cpejax.util.files import digest
 
 KEY = jax.random.key(0)
 SMALL = {"width": 16, "depth": 1, "hidden": 16, "components": 2}
@@ -150,12 +152,12 @@ def test_another_observation_does_not_compile_again_and_chunks_change_nothing(
     with jax.log_compiles():
         posterior.sample(2000, given={"y": Y + 1, "total": 9.0}, key=jax.random.key(9))
         posterior.log_prob(tree, given={"y": Y + 1, "total": 9.0})
-        assert compilations(caplog, "_draw") + compilations(caplog, "_evaluate") == 0
+        assert compilations(caplog, "_draw") + compilations(caplog, "evaluate") == 0
 
         monkeypatch.setattr(_posterior, "MOST_NUMBERS", 600 * posterior.flow.numbers_per_draw())
         chunked = posterior.sample(2000, given=given, key=KEY)  # in 4 chunks of 500
         again = posterior.log_prob(tree, given=given)
-        assert compilations(caplog, "_draw") == compilations(caplog, "_evaluate") == 1  # what is counted exists
+        assert compilations(caplog, "_draw") == compilations(caplog, "evaluate") == 1  # what is counted exists
     assert chunked["posterior"]["theta"].shape == (1, 2000, 3, 2)
     assert len(np.unique(chunked["posterior"]["mu"])) == 2000  # no chunk twice
     for name in ("mu", "theta"):
@@ -170,7 +172,7 @@ def test_a_plate_may_be_called_what_we_call_an_axis(posterior):
             numpyro.sample("x", dist.Normal(a, 1.0))
 
     other = replace(posterior, graph=cpe.Graph.from_program(program, observed=["x"]))
-    drawn = other._to_tree({"a": np.zeros((4, 5))}, {"x": jnp.zeros((4, 3, 2))}, True, {})
+    drawn = to_tree(other, {"a": np.zeros((4, 5))}, {"x": jnp.zeros((4, 3, 2))}, True, {})
     assert drawn["posterior"]["a"].dims == ("chain", "draw", "observation")
     assert drawn["observed_data"]["x"].dims == ("observation", "draw_plate", "observation_plate")
 
@@ -418,7 +420,7 @@ def test_draws_that_are_not_finite_are_an_error(posterior, given, monkeypatch):
     with pytest.raises(FloatingPointError, match=r"Of 100 draws some are not finite: 100 of 'theta'\. Such draws are"):
         broken(posterior).sample(100, given=given, key=KEY)
     # A single one of a single observation is enough.
-    draw = _posterior._draw_on_cores
+    draw = _posterior.draw_on_cores
 
     def spoilt(*args):
         values, counted = draw(*args)
@@ -426,7 +428,7 @@ def test_draws_that_are_not_finite_are_an_error(posterior, given, monkeypatch):
         mu[2, 5] = np.inf
         return {**values, "mu": mu}, counted
 
-    monkeypatch.setattr(_posterior, "_draw_on_cores", spoilt)
+    monkeypatch.setattr(_posterior, "draw_on_cores", spoilt)
     many = {"y": np.stack([Y, Y, Y]), "total": np.zeros(3)}
     with pytest.raises(FloatingPointError, match=r"1 of 'mu', for 1 of 3 observations, the first of which is number 2"):
         posterior.sample(10, given=many, key=KEY)
@@ -573,7 +575,7 @@ def reseal(saved, **changes):
     path = saved / "posterior.json"
     about = {**json.loads(path.read_text()), **changes}
     about.pop("sha256")
-    path.write_text(json.dumps({**about, "sha256": _posterior.digest(json.dumps(about, sort_keys=True).encode())}))
+    path.write_text(json.dumps({**about, "sha256": digest(json.dumps(about, sort_keys=True).encode())}))
     return about
 
 
