@@ -99,7 +99,10 @@ Seed = Annotated[
 MethodName = Annotated[
     str | None,
     typer.Option(
-        "--method", metavar="NAME", help="cpe, fmpe, pse or aio.", show_default="that of the model file, or cpe"
+        "--method",
+        metavar="NAME",
+        help="cpe, triangularcpe, discretecpe, fmpe, pse, aio, or one that the model file defines.",
+        show_default="that of the model file, or cpe",
     ),
 ]
 Epochs = Annotated[
