@@ -26,7 +26,8 @@ from page import fill, table
 from scipy import stats
 
 import cpejax as cpe
-from cpejax.diagnostics import check as _check
+from cpejax.diagnostics import study
+from cpejax.diagnostics.program_density import ProgramDensity
 
 RESULTS = Path(__file__).parent / "results" / "checks.json"
 PAGE = Path(__file__).parents[1] / "docs" / "checks.md"
@@ -123,7 +124,7 @@ def rates(fault: dict[str, Any], runs: int, n: int, draws: int, seed: int) -> di
 def measure() -> dict[str, Any]:
     out: dict[str, Any] = {"runs": {part: list(settings) for part, settings in RUNS.items()}}
     # A program is compiled once, not for every run.
-    with mock.patch.object(_check, "Likelihood", functools.cache(_check.Likelihood)):
+    with mock.patch.object(study, "ProgramDensity", functools.cache(ProgramDensity)):
         for seed, (part, (runs, n, draws)) in enumerate(RUNS.items()):
             for words, fault in FAULTS.items():
                 if fault and part == "level":

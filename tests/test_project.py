@@ -7,6 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -57,14 +58,22 @@ def test_core_does_not_import_extras():
     assert done.stdout.split() == []
 
 
-def stages() -> list[set[str]]:
-    """The modules of each stage, in the order of the table in CONTRIBUTING.md."""
-    rows = re.findall(r"^\| [^|]+ \| (`.*?`) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
-    return [set(re.findall(r"`(\w+)\.py`", row)) for row in rows]
+def test_what_is_imported_is_declared_and_nothing_else():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported = {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"cpejax"}
+    imported.add("h5netcdf")  # by xarray, which is asked for it by name
+    declared = {re.split(r"[\[<>=]", line)[0].replace("-", "_") for line in PROJECT["dependencies"]}
+    assert imported == declared - {"scikit_learn"} | {"sklearn"}
 
 
-def imported(module: Path) -> set[str]:
-    """Names of the modules of this package that a module imports, wherever in it."""
+PACKAGE = ROOT / "src" / "cpejax"
+
+
+def imports(module: Path) -> set[str]:
+    """The packages of `cpejax` that a module imports from, wherever in it."""
     names = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -77,13 +86,28 @@ def imported(module: Path) -> set[str]:
     return {name.split(".")[1] for name in names if name.startswith("cpejax.")}
 
 
-def test_stages_import_only_from_the_left():
-    package = ROOT / "src" / "cpejax"
-    beside = {"__init__", "_reference", "metrics"}  # which no stage imports
-    assert {name for stage in stages() for name in stage} | beside == {path.stem for path in package.glob("*.py")}
-    before: set[str] = set()
-    for stage in stages():
-        before |= stage
-        for name in sorted(stage - {"cli"}):  # the command may use everything
-            outside = imported(package / f"{name}.py") - before
-            assert not outside, f"{name} imports {outside} from a stage after it, or from outside the stages"
+def test_packages_import_in_one_direction():
+    """An order exists in which each package imports only from those before it; the packages themselves say which."""
+    graph = nx.DiGraph()
+    for module in PACKAGE.rglob("*.py"):
+        own = module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if own != "__init__":
+            graph.add_edges_from((other, own) for other in imports(module) - {own})
+    cycles = list(nx.simple_cycles(graph))
+    assert not cycles, f"packages import one another: {cycles}"
+    assert set(nx.descendants(graph, "flows")) >= {"inference", "diagnostics", "runs"}  # the graph was really read
+
+
+def test_the_house_is_seen_at_one_look():
+    entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert len(entries) <= 12, sorted(path.name for path in entries)
+    for folder in (path.parent for path in PACKAGE.rglob("*/__init__.py")):
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+        assert len((text or "").split("\n\n")) >= 2, f"{folder.name}: say what belongs there, and what does not"
+
+
+def test_modules_are_short():
+    long = {
+        str(p.relative_to(PACKAGE)): n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 420
+    }
+    assert not long, long

@@ -27,6 +27,7 @@ from cpejax.program.simulator import Simulator
 if TYPE_CHECKING:
     from cpejax import metrics, plot, tasks
     from cpejax.diagnostics.check import Check, check
+    from cpejax.runs.report import report
     from cpejax.tasks._reference import reference
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "metrics",
     "plot",
     "reference",
+    "report",
     "simulate",
     "tasks",
 ]
@@ -71,6 +73,7 @@ _LATER = {
     "metrics": "cpejax",
     "plot": "cpejax",
     "reference": "cpejax.tasks._reference",
+    "report": "cpejax.runs.report",
     "tasks": "cpejax",
 }
 

@@ -12,8 +12,15 @@ from arviz_base import from_dict
 from scipy import stats
 
 import cpejax as cpe
-from cpejax.diagnostics import check as _check
-from cpejax.diagnostics import information as _information
+from cpejax.diagnostics import study
+from cpejax.diagnostics.distances import compare
+from cpejax.diagnostics.features import Features
+from cpejax.diagnostics.held_out import log_density
+from cpejax.diagnostics.null import bands, holm, p_above, p_value
+from cpejax.diagnostics.observation import describe
+from cpejax.diagnostics.program_density import ProgramDensity
+from cpejax.diagnostics.ranks import rank
+from cpejax.diagnostics.regression import guess, regress
 
 SEEDS = range(20)
 LOADINGS = np.array([[1.0, 0.5, 0.0], [0.0, 1.0, 0.5], [0.5, 0.0, 1.0], [1.0, 1.0, 1.0], [0.3, -1.0, 0.6]])
@@ -71,8 +78,15 @@ def simulated():
 def compiled_once():
     """A program is compiled for the first check of it, not for each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_check, "Likelihood", functools.cache(_check.Likelihood))
+        patch.setattr(study, "ProgramDensity", functools.cache(ProgramDensity))
         yield
+
+
+def typicality(graph, simulated, given, level):
+    """Distances of given data, which of them are not typical, and what is said of them."""
+    found = compare(simulated, given)
+    bad = holm(found.p, level)
+    return found, bad, describe(graph, simulated, given, found, bad)
 
 
 def run(posterior, rows, given=None, seed=0, **options):
@@ -87,7 +101,7 @@ def test_a_right_posterior_is_not_flagged_in_20_of_20_seeds(simulated):
         rows, given = simulated[seed]
         found = run(Exact(), rows, seed=seed, draws=200)
         assert found.ok, str(found)
-        assert _check._typicality(Exact.graph, rows, {"x": given["x"][None]}, found.level / 4).finding.ok
+        assert not typicality(Exact.graph, rows["x"], given["x"][None], found.level / 4)[1].any()
 
 
 def test_draws_scaled_by_point_seven_are_flagged_in_20_of_20_seeds(simulated):
@@ -95,20 +109,21 @@ def test_draws_scaled_by_point_seven_are_flagged_in_20_of_20_seeds(simulated):
         found = run(Exact(scale=0.7), simulated[seed][0], seed=seed, draws=200)
         assert not found.ok
         assert set(found.calibration["verdict"]) == {"too narrow"}
-        assert [f.ok for f in found.findings[:3]] == [False, False, False]  # each of the three sees it
-        assert found.findings[3].ok  # and the data say no more than the draws do
+        for name in ("Ranks (SBC)", "Coverage", "Joint coverage (TARP)"):  # each of the three sees it
+            assert not found[name].ok
+        assert found["Use of the data"].ok  # and the data say no more than the draws do
 
 
 def test_p_values_are_uniform_when_the_posterior_is_right():
     rng = np.random.default_rng(0)
-    p = np.array([_check.p_value(rng.integers(0, 101, 300), 100) for _ in range(1000)])
+    p = np.array([p_value(rng.integers(0, 101, 300), 100) for _ in range(1000)])
     for level in (0.05, 0.2, 0.5):  # exact tests of a discrete statistic: at most the level, and nearly it
         assert stats.binomtest(int((p <= level).sum()), 1000, level, alternative="greater").pvalue > 0.01
         assert (p <= level).mean() > 0.5 * level
 
 
 def test_bands_are_simultaneous():
-    z, low, high = _check.bands(300, 100, 0.1)
+    z, low, high = bands(300, 100, 0.1)
     rng = np.random.default_rng(1)
     ranks = rng.integers(0, 101, (2000, 300))
     at = np.round(z * 101).astype(int) - 1
@@ -120,9 +135,9 @@ def test_bands_are_simultaneous():
 
 def test_holm_rejects_more_than_bonferroni_and_no_more_than_it_may():
     p = np.array([0.001, 0.9, 0.006, 0.011, 0.04])
-    assert _check._holm(p, 0.05).tolist() == [True, False, True, True, False]
-    assert not _check._holm(np.array([0.02, 0.03]), 0.01).any()
-    assert _check._holm(np.array([0.001, 0.002]), 0.01).all()
+    assert holm(p, 0.05).tolist() == [True, False, True, True, False]
+    assert not holm(np.array([0.02, 0.03]), 0.01).any()
+    assert holm(np.array([0.001, 0.002]), 0.01).all()
 
 
 # ---- what is said
@@ -140,15 +155,15 @@ def test_holm_rejects_more_than_bonferroni_and_no_more_than_it_may():
 def test_what_is_wrong_is_named(simulated, posterior, verdicts, words):
     found = run(posterior, simulated[1][0], draws=400)
     assert found.calibration["verdict"].tolist() == verdicts
-    assert found.findings[0].sentence.startswith(words)
+    assert found["Ranks (SBC)"].sentence.startswith(words)
     assert "BAD  Ranks (SBC): " + words in str(found)
 
 
 def test_wrong_correlations_are_seen_although_all_marginals_are_right(simulated):
     found = run(Exact(swap=True), simulated[0][0], draws=400)
     assert set(found.calibration["verdict"]) == {"calibrated"}
-    assert found.findings[0].ok
-    assert not found.findings[1].ok
+    assert found["Ranks (SBC)"].ok
+    assert not found["Coverage"].ok
     assert not found.ok
 
 
@@ -224,7 +239,7 @@ def test_prior_draws_are_calibrated_and_fail(simulated, seed):
     assert not any(ok[name] for name in NAMES)  # each of the four sees it
     assert set(found.calibration["given data"]) == {"biased"}
     assert "the posterior ignores or misreads what the data tell of " in str(found)
-    assert "no better than it; by a regression on the data " in found.findings[5].sentence
+    assert "no better than it; by a regression on the data " in found["Held-out density"].sentence
     assert abs(found.density.mean) < 1e-5
 
 
@@ -261,13 +276,19 @@ def test_densities_of_many_observations_are_those_of_each():
     method = cpe.CPE(width=8, depth=1, hidden=8, components=2)
     flow = method.build(positive, rows.graph, rows, key=jax.random.key(1))  # not trained: any density will do
     posterior = cpe.Posterior(flow, rows.graph, positive, method, cpe.Training(), cpe.History([], [], 0), rows.n)
-    found = _information.log_density(posterior, {"scale": rows["scale"]}, {"y": rows["y"]})
+    found = log_density(posterior, {"scale": rows["scale"]}, {"y": rows["y"]})
     for i in (0, 59):
         one = posterior.log_prob({"scale": rows["scale"][i : i + 1]}, given={"y": rows["y"][i]})
         assert found[i] == pytest.approx(one[0], rel=1e-4, abs=1e-4)
-    outside = _information.log_density(posterior, {"scale": -rows["scale"]}, {"y": rows["y"]})
+    outside = log_density(posterior, {"scale": -rows["scale"]}, {"y": rows["y"]})
     assert np.isneginf(outside).all()
-    prior = _information.Likelihood(positive, posterior.graph).prior(rows)
+    # Data are centred as for draws.
+    moved = cpe.Posterior(
+        flow, rows.graph, positive, method, cpe.Training(), cpe.History([], [], 0), rows.n, {"y": np.full(3, 2.0)}
+    )
+    far = log_density(moved, {"scale": rows["scale"]}, {"y": np.asarray(rows["y"], np.float64) + 2.0})
+    np.testing.assert_allclose(far, found, rtol=1e-4, atol=1e-4)
+    prior = ProgramDensity(positive, posterior.graph).prior(rows)
     assert np.allclose(prior, stats.halfnorm.logpdf(rows["scale"]), atol=1e-4)
 
 
@@ -285,8 +306,8 @@ def test_level_with_all_tests():
 
 def test_ranks_in_the_predicted_direction_are_a_sign_test():
     ranks = np.array([0, 1, 5, 5, 9, 10, 10, 8])
-    assert _check.p_above(ranks, 10) == pytest.approx(stats.binom.sf(3, 8, 5 / 11))
-    assert _check.p_above(ranks, 9) == pytest.approx(stats.binom.sf(5, 8, 0.5))
+    assert p_above(ranks, 10) == pytest.approx(stats.binom.sf(3, 8, 5 / 11))
+    assert p_above(ranks, 9) == pytest.approx(stats.binom.sf(5, 8, 0.5))
 
 
 def test_only_earlier_simulations_predict(simulated):
@@ -323,7 +344,7 @@ def test_a_regression_finds_the_few_columns_that_matter():
     rng = np.random.default_rng(0)
     features = rng.standard_normal((500, 300))
     targets = features[:, [7, 250]] @ np.array([[1.0, 0.0], [1.0, 2.0]]) + 0.1 * rng.standard_normal((500, 2))
-    found = _information.regress(features[:300], targets[:300])
+    found = regress(features[:300], targets[:300])
     rest = targets[300:] - found(features[300:])
     assert (rest.std(0) < 0.2).all()
 
@@ -332,7 +353,7 @@ def test_what_a_regression_says_of_parameters_is_a_density():
     rng = np.random.default_rng(0)
     features = rng.standard_normal((400, 3))
     theta = np.stack([features[:, 0] + 0.3 * rng.standard_normal(400), np.exp(rng.standard_normal(400))], 1)
-    found = _information.guess(theta, features, np.zeros((400, 3)))
+    found = guess(theta, features, np.zeros((400, 3)))
     assert found.logarithm.tolist() == [False, True]
     a, b = np.linspace(-8, 8, 801), np.exp(np.linspace(-9, 9, 901))
     grid = np.stack(np.meshgrid(a, b, indexing="ij"), -1).reshape(-1, 2)
@@ -392,17 +413,16 @@ def test_data_far_beyond_heavy_tails_are_not_typical(size, sd, factor):
     x = np.exp(sd * np.random.default_rng(0).standard_normal((1000, size)))
     far = x[:1].copy()
     far[0, 0] = factor * x.max()
-    found = _check._typicality(graph_of(size), {"x": x}, {"x": far}, 0.0025)
-    assert found.finding.sentence.startswith("NOT TYPICAL. ")
-    further = _check._typicality(graph_of(size), {"x": x}, {"x": 1e3 * far}, 0.0025)
-    assert further.distance[0] > found.distance[0] + 1
+    found, _, sentence = typicality(graph_of(size), x, far, 0.0025)
+    assert sentence.startswith("NOT TYPICAL. ")
+    assert compare(x, 1e3 * far).distance[0] > found.distance[0] + 1
 
 
 def test_features_are_monotone_and_unbounded():
     rng = np.random.default_rng(0)
     rows = np.stack([np.exp(3 * rng.standard_normal(500)), rng.standard_normal(500), rng.standard_cauchy(500)], 1)
     at = np.concatenate([-np.logspace(30, -3, 300), [0.0], np.logspace(-3, 30, 300)])
-    found = _information.Features(rows)(np.stack([at] * 3, 1))
+    found = Features(rows)(np.stack([at] * 3, 1))
     assert found.shape == (601, 5)
     assert (np.diff(found, axis=0) >= 0).all()
     assert (np.diff(found[-50:], axis=0) > 0).all()
@@ -419,9 +439,9 @@ def test_features_are_monotone_and_unbounded():
 )
 def test_the_words_follow_the_p_value(sd, ok, words):
     x = np.random.default_rng(0).standard_normal((1000, 1))
-    found = _check._typicality(graph_of(1), {"x": x}, {"x": np.array([[sd]])}, 0.0025)
-    assert found.finding.sentence.startswith(words)
-    assert found.finding.ok == ok
+    found, bad, sentence = typicality(graph_of(1), x, np.array([[sd]]), 0.0025)
+    assert sentence.startswith(words)
+    assert bad.any() != ok
     p = found.p[0]
     assert p <= 0.0025 if not ok else p <= 0.05 if words.startswith("unusual") else p > 0.05
 
@@ -443,7 +463,7 @@ def test_replicates_that_are_not_finite_are_reported(simulated):
     assert ok.pop("Observation") is False
     assert all(ok.values())
     assert found.predictive is None
-    sentence = found.findings[-1].sentence
+    sentence = found["Posterior predictive"].sentence
     assert sentence.startswith(
         "NOT TYPICAL, and no data can be drawn from its posterior: its draws cannot be simulated"
     )
@@ -461,7 +481,7 @@ def test_an_observation_without_draws_is_reported(simulated, kind):
     rows, given = simulated[0]
     found = run(Refuses(), rows, {"x": given["x"] + 1e4}, draws=100)
     assert [f.check for f in found.findings if not f.ok] == ["Observation", "Posterior predictive"]
-    assert "there are no draws for it (nearly nothing is inside" in found.findings[-1].sentence
+    assert "there are no draws for it (nearly nothing is inside" in found["Posterior predictive"].sentence
 
 
 def test_typicality_has_its_level():
@@ -470,9 +490,7 @@ def test_typicality_has_its_level():
     for seed in range(3):
         rng = np.random.default_rng(100 + seed)
         x = np.exp(rng.standard_normal((700, 6)) @ rng.standard_normal((6, 6)))  # dependent, and heavy-tailed
-        graph = cpe.Graph.from_program(linear, observed=["x"])
-        found = _check._typicality(graph, {"x": x[:500]}, {"x": x[500:]}, 0.01)
-        p.append(found.p)
+        p.append(compare(x[:500], x[500:]).p)
     p = np.concatenate(p)
     for level in (0.05, 0.2, 0.5):  # p-values of one simulation share its reference, hence the width
         assert abs((p <= level).mean() - level) < 5 * np.sqrt(level * (1 - level) / 300)
@@ -505,7 +523,7 @@ def test_bad_arguments(options, message, simulated):
 
 
 def test_draws_in_chunks_give_the_same_shape_of_result(simulated, monkeypatch):
-    monkeypatch.setattr(_check, "MOST_NUMBERS", 400 * 3 * 300)  # four chunks, the last one shorter
+    monkeypatch.setattr(study, "MOST_NUMBERS", 400 * 3 * 300)  # four chunks, the last one shorter
     found = run(Exact(), simulated[0][0], draws=400)
     assert found.n == 1000
     assert found.ok
@@ -513,5 +531,5 @@ def test_draws_in_chunks_give_the_same_shape_of_result(simulated, monkeypatch):
 
 def test_equal_draws_are_ranked_at_random():
     rng = np.random.default_rng(0)
-    ranks = _check._rank(np.zeros((2000, 11)), rng)
-    assert _check.p_value(ranks, 10) > 0.001
+    ranks = rank(np.zeros((2000, 11)), rng)
+    assert p_value(ranks, 10) > 0.001

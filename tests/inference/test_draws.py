@@ -14,7 +14,8 @@ from cpejax.inference.fit import _check_simulations
 from cpejax.inference.given import check_draws
 from cpejax.inference.trees import deterministics
 from cpejax.program.tracing import Centred, run
-from cpejax.runs.folder import read_simulations, summarise, write_arrays
+from cpejax.runs.result_files import read_simulations, write_arrays
+from cpejax.runs.summary import summarise
 
 KEY = jax.random.key(0)
 QUICK = {"solver": "euler", "steps": 2, "key": KEY}

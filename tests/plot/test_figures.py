@@ -1,14 +1,17 @@
 """Figures of draws, training and checks: what they show, what they leave out and say so, and what they refuse."""
 
+import functools
+
+import jax
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from arviz_base import from_dict
 
 import cpejax as cpe
 from cpejax import plot
-from cpejax.diagnostics import check as _check
 
 RNG = np.random.default_rng(0)
 MU = RNG.normal(size=(1, 500))
@@ -20,46 +23,38 @@ PRIOR = {"mu": RNG.normal(size=2000) * 50, "tau": np.abs(RNG.standard_cauchy(200
 TRUTH = {"mu": 0.3, "tau": 9.0, "beta": np.zeros(8)}
 
 
-def checked(scale=1.0):
-    """A check of 200 ranks, uniform or not."""
-    ranks = {
-        name: np.round(100 * np.clip(0.5 + (RNG.uniform(size=200) - 0.5) * scale, 0, 1)).astype(int)
-        for name in ("mu", "tau", *(f"beta[{i}]" for i in range(8)))
-    }
-    joint, tarp, width, projection = (RNG.integers(0, 101, 200) for _ in range(4))
-    given, likelihood = RNG.integers(0, 101, (200, 10)), RNG.integers(0, 51, 200)
-    ranked = _check._Ranked(
-        np.stack(list(ranks.values()), 1), joint, tarp, given, width, projection, likelihood, np.zeros(200), {}, ""
-    )
-    table, findings = _check._calibration(list(ranks), ranked, None, 100, 0.01, "")
-    rows = [("y", "mean", 0.1, 0.0, -1.0, 1.0, 0.9), ("y", "sd", 9.0, 1.0, 0.5, 1.5, 0.01), ("z", "value", *[0.0] * 5)]
-    predictive = _check.Predictive(
-        {"y": RNG.normal(size=(300, 4, 5)), "z": RNG.normal(size=300)},
-        {"y": RNG.normal(size=(4, 5)), "z": np.array(0.0)},
-        pd.DataFrame(rows, columns=["site", "statistic", "observed", "median", "5%", "95%", "p"]),
-        [RNG.normal(size=300) for _ in range(3)],
-        findings[0],
-    )
-    graph = cpe.Graph.from_edges({"y": ["mu"]}, ["y"])
-    return _check.Check(
-        graph,
-        ranks,
-        joint,
-        tarp,
-        dict(zip(ranks, given.T, strict=True)),
-        width,
-        projection,
-        likelihood,
-        50,
-        None,
-        100,
-        0.01,
-        table,
-        tuple(findings),
-        None,
-        predictive,
-        0.0,
-    )
+def program():
+    """Parameters of which the data tell nearly nothing, so that the prior is the posterior."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    tau = numpyro.sample("tau", dist.Normal(0.0, 1.0))
+    with numpyro.plate("group", 8):
+        beta = numpyro.sample("beta", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(1e-3 * (mu + tau + beta.sum()), 1.0).expand([4, 5]).to_event(2))
+    numpyro.sample("z", dist.Normal(1e-3 * mu, 1.0))
+
+
+class FromPrior:
+    """Prior draws, too narrow by a factor."""
+
+    program = staticmethod(program)
+    graph = cpe.Graph.from_program(program, observed=["y", "z"])
+
+    def __init__(self, narrow):
+        self.narrow = narrow
+
+    def sample(self, n, given, *, key):
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        shapes = {"mu": (), "tau": (), "beta": (8,)}
+        lead = (1, n, len(given["y"]))
+        draws = {name: rng.standard_normal((*lead, *shape)) / self.narrow for name, shape in shapes.items()}
+        return from_dict({"posterior": draws})
+
+
+@functools.cache
+def checked(narrow=1.0):
+    """A check with 200 simulated observations."""
+    given = {"y": np.linspace(-1, 1, 20).reshape(4, 5), "z": np.array(0.0)}
+    return cpe.check(FromPrior(narrow), given, key=jax.random.key(0), n=200, draws=100)
 
 
 @pytest.fixture(autouse=True)
@@ -137,24 +132,33 @@ def test_ranks_inside_and_outside_the_band():
     more = ["joint", "points (TARP)", "given the data", "log-likelihood"]
     assert titles(good) == ["mu", "tau", *(f"beta[{i}]" for i in range(8)), *more]
     assert legend(good) == []
-    assert legend(plot.ranks(checked(scale=1.8))) == ["outside the band"]
+    assert legend(plot.ranks(checked(narrow=1.8))) == ["outside the band"]
     assert titles(plot.ranks(checked(), parameters=["mu"])) == ["mu"]
     assert plot.ranks(checked(), most=3).get_supxlabel() == "7 more are not shown"
 
 
 def test_coverage_of_a_narrow_posterior_is_below_the_diagonal():
-    ax = plot.coverage(checked(scale=1.8)).axes[0]
+    ax = plot.coverage(checked(narrow=1.8)).axes[0]
     x, y = ax.get_lines()[1].get_data()
     assert (y[20:80] < x[20:80]).all()
 
 
 def test_predictive_shows_values_and_statistics():
     figure = plot.predictive(checked())
-    assert titles(figure) == ["y", "mean of y", "sd of y", "z"]
-    check = checked()
-    without = _check.Check(**{**vars(check), "predictive": None})
+    assert titles(figure) == ["y", "mean of y", "sd of y", "smallest of y", "largest of y", "z"]
+    assert titles(plot.predictive(checked().predictive, most=1)) == ["y", "mean of y"]
+    without = cpe.check(FromPrior(1.0), key=jax.random.key(0), n=20, draws=20)
     with pytest.raises(ValueError, match=r"This check has no predictive part: call cpe.check"):
         plot.predictive(without)
+
+
+def test_the_figure_of_a_check_is_found_by_its_name():
+    assert checked().figures == ["Ranks (SBC)", "Coverage", "Posterior predictive"]
+    assert titles(plot.finding(checked(), "Ranks (SBC)", parameters=["mu"])) == ["mu"]
+    with pytest.raises(
+        ValueError, match=r"The check 'Likelihood' has no figure; those that have one are Ranks \(SBC\)"
+    ):
+        plot.finding(checked(), "Likelihood")
 
 
 def test_draws_that_cannot_be_drawn():

@@ -207,9 +207,9 @@ def test_files_that_are_not_there(tmp_path, write):
         ({"y": np.zeros((0, 3)), "total": np.zeros(0)}, r"'y' has shape \(0, 3\)"),
         (
             {"y": np.array([1, np.nan, 2]), "total": np.zeros(())},
-            r"1 of 3 numbers of 'y' are missing or infinite.*\[1\]",
+            r"1 of 3 values of 'y' are missing or infinite.*\[1\]",
         ),
-        ({"y": np.array([1, 1e39, 2]), "total": np.zeros(())}, "1 of 3 numbers of 'y' are missing or infinite"),
+        ({"y": np.array([1, 1e39, 2]), "total": np.zeros(())}, "1 of 3 values of 'y' are missing or infinite"),
         (
             {"y": np.zeros((2, 3)), "total": np.zeros(())},
             "different numbers of observations: 2 of 'y', a single one of",

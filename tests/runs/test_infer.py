@@ -1,4 +1,4 @@
-"""From a model file and data to a report: stages, files, going on after an interruption, and every failure."""
+"""From a model file and data to a report: stages, files, resuming after an interruption, and every failure."""
 
 import errno
 import html.parser
@@ -24,12 +24,13 @@ import xarray as xr
 from typer.testing import CliRunner
 
 import cpejax as cpe
-from cpejax.inference import posterior as _posterior
+from cpejax.inference import progress
 from cpejax.inference.registry import METHODS
-from cpejax.runs import folder as _run
+from cpejax.runs import stages
 from cpejax.runs.cli import app
+from cpejax.runs.folder import RunFolder
 from cpejax.runs.model_file import load_model
-from cpejax.util import files as _store
+from cpejax.util import files
 
 MODEL = """
 import jax, numpyro, numpyro.distributions as dist
@@ -89,7 +90,7 @@ def done(tmp_path_factory):
     try:
         out = [cpejax("simulate", "model.py", "--out", "run", "--simulations", 200, "--seed", 5)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_posterior._Bar, "update", interrupt)
+            patch.setattr(progress.Bar, "update", interrupt)
             out.append(cpejax("fit", "model.py", "--out", "run", "--epochs", 3, code=130))
         assert Path("run", ".checkpoint", "checkpoint.safetensors").exists()
         out.append(cpejax(*INFER, *TINY))
@@ -160,7 +161,7 @@ def test_the_model_can_be_loaded_in_python(here):
     assert len(posterior.history.train) == 3
 
 
-# ---- going on
+# ---- resuming
 
 
 def test_the_same_command_again_does_nothing(here):
@@ -188,13 +189,13 @@ def test_stages_one_by_one(here, done):
 
 
 def test_simulating_that_was_interrupted(here, monkeypatch):
-    monkeypatch.setattr(_run, "simulate", lambda *_, **__: interrupt())
+    monkeypatch.setattr(stages, "simulate", lambda *_, **__: interrupt())
     out = cpejax("simulate", "model.py", "--out", "new", code=130)
     assert "Interrupted. What was finished is kept in new: the same command resumes from there." in out
     assert json.loads((here / "new" / "run.json").read_text())["stages"] == {}
 
 
-def test_simulations_on_the_host_go_on_where_they_were(tmp_path):
+def test_simulations_on_the_host_resume_where_they_were(tmp_path):
     calls, stop = [], [35]
 
     def simulator(rng, mu):
@@ -251,7 +252,7 @@ def test_simulating_resumes_with_the_options_it_was_begun_with(here, monkeypatch
     # Killed when all is simulated but not recorded, nothing is lost.
     (here / "stop").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(_run.Run, "finish", interrupt)
+        patch.setattr(RunFolder, "finish", interrupt)
         cpejax("simulate", "host.py", "--out", "new", code=130)
     calls = (here / "calls").stat().st_size
     assert calls == 31 + 30  # one failed
@@ -283,7 +284,7 @@ def test_restart_drops_simulations_that_were_begun_and_says_so(here):
 def test_training_resumes_with_the_options_it_was_begun_with(here, monkeypatch):
     checkpoint = here / "run" / ".checkpoint" / "checkpoint.safetensors"
     with monkeypatch.context() as patch:
-        patch.setattr(_posterior._Bar, "update", interrupt)
+        patch.setattr(progress.Bar, "update", interrupt)
         cpejax("fit", "model.py", "--out", "run", "--epochs", 4, "--restart", code=130)
     before = checkpoint.read_bytes()
     out = failing(*INFER, "--epochs", 5)
@@ -296,7 +297,7 @@ def test_training_resumes_with_the_options_it_was_begun_with(here, monkeypatch):
     assert "Error: run/.checkpoint/checkpoint.safetensors " in failing("fit", "model.py", "--out", "run")
     checkpoint.write_bytes(before)
     with monkeypatch.context() as patch:
-        patch.setattr(_run.Run, "finish", interrupt)
+        patch.setattr(RunFolder, "finish", interrupt)
         cpejax("fit", "model.py", "--out", "run", code=130)
     assert checkpoint.exists()  # nothing is deleted before the model is recorded
     assert "weights, 4 epochs in" in cpejax("fit", "model.py", "--out", "run")
@@ -407,7 +408,7 @@ def test_what_a_killed_process_leaves(here):
 
 
 def test_what_another_process_has_finished_is_kept(here):
-    run = _run.Run(here / "run", load_model(here / "model.py"))
+    run = RunFolder(here / "run", load_model(here / "model.py"))
     path = here / "run" / "run.json"
     record = json.loads(path.read_text())
     record["stages"]["simulate"]["seconds"] = 1234.5
@@ -520,7 +521,7 @@ BAD_DATA = {
     "parameter.json": ('{"y": [1, 2, 3], "mu": 0}', "has 'mu', which is a parameter, not data"),
     "nothing.json": ("{}", r"nothing.json has no 'y'; expected are 'y' of shape (3,) (3 <group> & co)"),
     "shape.json": ('{"y": [1, 2]}', "shape.json: 'y' has shape (2,), but the program simulates 'y' of shape (3,)"),
-    "nan.json": ('{"y": [1, NaN, 3]}', "nan.json: 1 of 3 numbers of 'y' are missing or infinite, the first at [1]"),
+    "nan.json": ('{"y": [1, NaN, 3]}', "nan.json: 1 of 3 values of 'y' are missing or infinite, the first at [1]"),
     "text.json": ('{"y": ["a", "b", "c"]}', "text.json: 'y' is not made of numbers: it holds the text 'a'"),
     "data.xlsx": ("", "data.xlsx ends in '.xlsx'; data are read from JSON (.json), CSV (.csv), npz (.npz), NetCDF"),
     "text.csv": ("y\n1\n2\nthree\n", "text.csv: row 4, column 'y' holds the text 'three', expected a number"),
@@ -605,7 +606,7 @@ def test_a_full_disk(here, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         whole(descriptor)
 
-    monkeypatch.setattr(_store.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     out = failing("simulate", "model.py", "--out", "new", "--simulations", 2000)
     assert "cannot be written or read: No space left on device. What was finished in new is kept: fix this" in out
     assert sorted(p.name for p in (here / "new").iterdir()) == [".lock", "run.json"]  # no part of a file
@@ -616,7 +617,7 @@ def test_a_disk_that_is_full_when_draws_are_written(tmp_path):
     code = f"""
 import resource, numpy as np, xarray as xr
 from pathlib import Path
-from cpejax.runs.folder import write_draws
+from cpejax.runs.result_files import write_draws
 tree = xr.DataTree.from_dict({{"posterior": xr.Dataset({{"mu": ("draw", np.zeros(100_000))}})}})
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, {resource.RLIM_INFINITY}))
 try:
@@ -699,7 +700,7 @@ def test_an_unexpected_error_is_a_paragraph_too_unless_debug(here, monkeypatch):
     def fail(*_, **__):
         return {}["surprise"]
 
-    monkeypatch.setattr(_run, "run_simulate", fail)
+    monkeypatch.setattr(stages, "run_simulate", fail)
     out = failing("infer", "model.py", "--given", "data.json", "--out", "new")
     assert "Error: KeyError: 'surprise' (Run it again with --debug to see where this happened.)" in out
     result = CliRunner().invoke(app, ["infer", "model.py", "--given", "data.json", "--out", "new", "--debug"])
@@ -716,7 +717,7 @@ def test_help_is_a_page():
     }
     ours = {name for name, method in METHODS.items() if method.__module__.startswith("cpejax.")}
     assert len(ours) == 6
-    words["fit"] += tuple(name.lower() for name in ours)
+    words["fit"] += tuple(ours)
     front = cpejax("--help")
     for command, expected in words.items():
         assert command in front

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import equinox as eqx
@@ -17,6 +18,36 @@ ROWS = 100_000
 
 class Fixed(eqx.Module):
     """A module whose arrays are set by the simulations, not trained."""
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Where columns are and how wide, robustly: what standardisation reads of reference rows, in float64.
+
+    `scale` is the interquartile range in units of a normal's standard deviation. `heavy`: the columns that go beyond
+    ±10 of it; `knots`: their quantiles at the normal `scores`.
+    """
+
+    centre: Float[np.ndarray, " d"]
+    scale: Float[np.ndarray, " d"]
+    heavy: tuple[int, ...]
+    knots: Float[np.ndarray, "heavy q"]
+    scores: Float[np.ndarray, " q"]
+
+    @classmethod
+    def of(cls, rows: np.ndarray, heavy: Sequence[int] | None = None) -> Columns:
+        """`rows`: `(n, d)`. `heavy`: which columns are heavy-tailed, if that is known already."""
+        rows = np.asarray(rows, np.float64)
+        low, centre, high = np.quantile(rows, [0.25, 0.5, 0.75], axis=0)
+        scale = (high - low) / 1.349
+        scale = np.where(scale > 0, scale, rows.std(0))
+        scale = np.where(scale > 0, scale, 1.0)
+        furthest = np.abs((rows - centre) / scale).max(0)
+        which = [int(i) for i in (np.flatnonzero(furthest > 10) if heavy is None else heavy)]
+        last = NormalDist().inv_cdf(1 - 0.5 / len(rows))
+        scores = np.linspace(-last, last, 129)
+        p = [NormalDist().cdf(score) for score in scores]
+        return cls(centre, scale, tuple(which), np.quantile(rows[:, which], p, axis=0).T, scores)
 
 
 class Standardise(Fixed):
@@ -40,20 +71,11 @@ class Standardise(Fixed):
         """
         rows = np.asarray(rows).reshape(-1, rows.shape[-1])
         some = np.linspace(0, len(rows) - 1, min(len(rows), ROWS)).astype(int)
-        rows = np.asarray(rows[some], np.float64)
-        low, centre, high = np.quantile(rows, [0.25, 0.5, 0.75], axis=0)
-        scale = (high - low) / 1.349
-        scale = np.where(scale > 0, scale, rows.std(0))
-        scale = np.where(scale > 0, scale, 1.0)
-        furthest = np.abs((rows - centre) / scale).max(0)
-        self.heavy = tuple(int(i) for i in (np.flatnonzero(furthest > 10) if heavy is None else heavy))
-        last = NormalDist().inv_cdf(1 - 0.5 / len(rows))
-        scores = np.linspace(-last, last, 129)
-        p = [NormalDist().cdf(score) for score in scores]
-        which = list(self.heavy)
-        self.knots = jnp.asarray((np.quantile(rows[:, which], p, axis=0) / scale[which]).T, jnp.float32)
-        self.scores = jnp.asarray(scores, jnp.float32)
-        self.centre, self.scale = jnp.asarray(centre, jnp.float32), jnp.asarray(scale, jnp.float32)
+        columns = Columns.of(rows[some], heavy)
+        self.heavy = columns.heavy
+        self.knots = jnp.asarray(columns.knots / columns.scale[list(self.heavy)][:, None], jnp.float32)
+        self.scores = jnp.asarray(columns.scores, jnp.float32)
+        self.centre, self.scale = jnp.asarray(columns.centre, jnp.float32), jnp.asarray(columns.scale, jnp.float32)
 
     @property
     def size(self) -> int:

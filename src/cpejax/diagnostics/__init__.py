@@ -1,4 +1,5 @@
-"""Whether a posterior can be trusted: one file a check, and what runs them all.
+"""Whether a posterior can be trusted: one file a check, and `check.py`, which runs them all.
 
+What several checks share (draws and ranks, null distributions, a regression on the data) has a file of its own.
 Distances from a known posterior are in `metrics`.
 """

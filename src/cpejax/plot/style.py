@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cpejax.diagnostics.check import member_names
+from cpejax.diagnostics.words import member_names
 
 INK, FAINT, PAPER = "#1a1a1a", "#8a8f98", "#ffffff"
 SHADE, PLATE = "#d3d7dc", "#6b7280"
@@ -47,6 +47,7 @@ STYLE: dict[str, Any] = {
 
 Draws = xr.DataTree | xr.Dataset | Mapping[str, Any]
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -89,9 +90,7 @@ def scalars(draws: Draws) -> dict[str, Float[np.ndarray, " n"]]:
     return out
 
 
-def choose(
-    found: Mapping[str, np.ndarray], wanted: Sequence[str] | None, most: int
-) -> tuple[dict[str, np.ndarray], int]:
+def choose(found: Mapping[str, T], wanted: Sequence[str] | None, most: int) -> tuple[dict[str, T], int]:
     """Those asked for, or all, with single ones before members of plates; and how many are left out."""
     if wanted is None:
         names = sorted(found, key=lambda name: "[" in name)

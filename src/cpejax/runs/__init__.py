@@ -1,4 +1,4 @@
-"""Inference from the command line: model and data files, a run's folder and its stages, the report, the command.
+"""Runs: model and data files, a run's folder and its stages, the report, and the command `cpejax`.
 
-What Python users need too belongs further up.
+Of these only the report, `cpe.report`, is for Python users too; all else that they need belongs further up.
 """

@@ -9,22 +9,39 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
 from cpejax.program.graph import Graph, listing
-from cpejax.program.inverse import PosteriorProgram, invert
+from cpejax.program.inverse import invert
+from cpejax.runs.folder import RunFolder
 from cpejax.runs.model_file import Failure, blaming, load_model, summary
-
-if TYPE_CHECKING:
-    from cpejax.runs.folder import Run
+from cpejax.runs.observation import read_given, read_observation
+from cpejax.runs.options import (
+    CheckSimulations,
+    Debug,
+    Draws,
+    Epochs,
+    Fitted,
+    Given,
+    MethodName,
+    ModelPath,
+    Out,
+    Restart,
+    Seed,
+    Simulations,
+    Steps,
+    Timeout,
+    Truth,
+)
+from cpejax.runs.terminal import draw_graph, show_checks, show_summary, site_table
+from cpejax.runs.watchdog import Interrupted, how_to_resume
 
 __all__ = ["app"]
 
@@ -75,70 +92,9 @@ def main(
     """
 
 
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.py", help="A Python file that defines `program`.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
-
-
-# ---- runs
-
-Out = Annotated[Path, typer.Option("--out", metavar="RUN", help="The folder of the run.")]
-Given = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="The observed data: JSON, CSV, npz or NetCDF, with a value for each data site. "
-        "Left out: that of the run, if it was begun with one, or `data` in the model file.",
-    ),
-]
-Simulations = Annotated[
-    int | None, typer.Option(min=20, metavar="N", help="Simulations to train on.", show_default="10000")
-]
-Seed = Annotated[
-    int | None, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Decides all random numbers.", show_default="0")
-]
-MethodName = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        metavar="NAME",
-        help="cpe, triangularcpe, discretecpe, fmpe, pse, aio, or one that the model file defines.",
-        show_default="that of the model file, or cpe",
-    ),
-]
-Epochs = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="The most epochs to train for.", show_default="2000")
-]
-Steps = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Gradient steps to train for.", show_default="20000")
-]
-Draws = Annotated[int | None, typer.Option(min=1, metavar="N", help="Draws from the posterior.", show_default="4000")]
-CheckSimulations = Annotated[
-    int | None, typer.Option(min=20, metavar="N", help="New simulations to check with.", show_default="1000")
-]
-Truth = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="The true parameters, if they are known, to be shown beside the posterior."),
-]
-Fitted = Annotated[
-    Path | None,
-    typer.Option("--fit", metavar="RUN", help="Use the model that this run has fitted; nothing is trained."),
-]
-Timeout = Annotated[
-    float,
-    typer.Option(min=0, metavar="SECONDS", help="What one call of a simulator on the host may take; 0: no limit."),
-]
-Restart = Annotated[
-    bool,
-    typer.Option(
-        "--restart",
-        help="Instead of an error, replace what the run has made, or begun, from other inputs, and what is damaged.",
-    ),
-]
-
-
 @app.command()
 def infer(
-    model: ModelFile,
+    model: ModelPath,
     given: Given = None,
     out: Out = Path("run"),
     simulations: Simulations = None,
@@ -173,7 +129,7 @@ def infer(
     Example: `cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out run/`
     """
     with _running(model, out, restart, timeout, debug) as (run, stages):
-        values, true, files = stages.read_observation(run, given, truth)  # before hours of simulation
+        values, true, files = read_observation(run, given, truth)  # before hours of simulation
         other = stages.other_fit(run, fit)
         options: dict[str, dict[str, Any]] = {
             "simulate": {"simulations": simulations, "seed": seed},
@@ -193,13 +149,13 @@ def infer(
             posterior, source = stages.fitted(run, None)
         tree = stages.run_sample(run, posterior, source, values)
         stages.run_check(run, posterior, source, values, true, tree)
-        _show(run, stages.summarise(tree, run.graph, true))
-        _show_check(run)
+        show_summary(run, tree, true)
+        show_checks(run)
 
 
 @app.command()
 def simulate(
-    model: ModelFile,
+    model: ModelPath,
     out: Out = Path("run"),
     simulations: Simulations = None,
     seed: Seed = None,
@@ -222,7 +178,7 @@ def simulate(
 
 @app.command()
 def fit(
-    model: ModelFile,
+    model: ModelPath,
     out: Out = Path("run"),
     method: MethodName = None,
     epochs: Epochs = None,
@@ -246,7 +202,7 @@ def fit(
 
 @app.command()
 def sample(
-    model: ModelFile,
+    model: ModelPath,
     given: Given = None,
     out: Out = Path("run"),
     draws: Draws = None,
@@ -262,17 +218,17 @@ def sample(
     Example: `cpejax sample examples/sir.py --given data.json --out run/`
     """
     with _running(model, out, restart, 0.0, debug) as (run, stages):
-        values, _, data = stages.read_given(run, given)
+        values, _, data = read_given(run, given)
         posterior, source = stages.fitted(run, fit)
         run.choose({"sample": {"given": data, "fit": source, "draws": draws, "seed": seed}})
         tree = stages.run_sample(run, posterior, source, values)
-        _show(run, stages.summarise(tree, run.graph))
+        show_summary(run, tree)
         _next(run, "check")
 
 
 @app.command()
 def check(
-    model: ModelFile,
+    model: ModelPath,
     given: Given = None,
     out: Out = Path("run"),
     check_simulations: CheckSimulations = None,
@@ -292,7 +248,7 @@ def check(
     Example: `cpejax check examples/sir.py --given data.json --out run/`
     """
     with _running(model, out, restart, timeout, debug) as (run, stages):
-        values, true, files = stages.read_observation(run, given, truth)
+        values, true, files = read_observation(run, given, truth)
         posterior, source = stages.fitted(run, fit)
         if "sample" not in run.record["stages"]:
             raise Failure(f"{run.folder} has no draws to report. First: cpejax sample {model} --out {run.folder}")
@@ -300,26 +256,26 @@ def check(
         run.choose({"sample": {"given": files["given"], "fit": source}, "check": options})
         tree = stages.run_sample(run, posterior, source, values)
         stages.run_check(run, posterior, source, values, true, tree)
-        _show_check(run)
+        show_checks(run)
 
 
 @contextmanager
-def _running(model: Path, out: Path, restart: bool, timeout: float, debug: bool) -> Iterator[tuple[Run, Any]]:
+def _running(model: Path, out: Path, restart: bool, timeout: float, debug: bool) -> Iterator[tuple[RunFolder, Any]]:
     """A run, alone in its folder, and the stages; errors in a paragraph, and an interruption said to be one."""
     with _errors_in_a_paragraph(debug):
         loaded = load_model(model)
-        from cpejax.runs import folder as stages
+        from cpejax.runs import stages  # slow to import, and a wrong model file is told at once
 
         command = ["cpejax", *sys.argv[1:]]
-        run = stages.Run(out, loaded, command=command, restart=restart, timeout=timeout)
+        run = RunFolder(out, loaded, command=command, restart=restart, timeout=timeout)
         try:
             with run.locked():
                 yield run, stages
-        except (stages.Interrupted, KeyboardInterrupt) as interruption:
+        except (Interrupted, KeyboardInterrupt) as interruption:
             if debug:
                 raise
             words = str(interruption) or "Interrupted."
-            run.say(f"{words} {stages.go_on(run.folder)}")
+            run.say(f"{words} {how_to_resume(run.folder)}")
             raise typer.Exit(130) from None
 
 
@@ -330,59 +286,13 @@ def _refuse_training(other: Path, options: Mapping[str, Any]) -> None:
         raise Failure(f"--{given[0]} has no effect with the model of another run (--fit {other}): nothing is trained.")
 
 
-def _show(run: Run, frame: Any, most: int = 40) -> None:
-    """The numbers, in the terminal."""
-    rows, console = frame.reset_index(), Console()
-    table = _numbers(rows.head(most))
-    if Measurement.get(console, console.options.update(max_width=10_000), table).maximum > console.width:
-        table = _numbers(rows.head(most).drop(columns=["q25", "q75"]))  # they are in summary.csv
-    console.print(table)
-    if len(rows) > most:
-        console.print(Text(f"{len(rows) - most} more rows are in {run.folder / 'summary.csv'}."))
-
-
-def _numbers(rows: Any) -> Table:
-    names = {"q05": "5 %", "q25": "25 %", "q75": "75 %", "q95": "95 %"}
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in rows.columns:
-        text = name in ("parameter", "observation")
-        table.add_column(names.get(name, name), justify="left" if text else "right", no_wrap=True)
-    from cpejax.runs.report import places
-
-    for row in rows.itertuples(index=False):
-        decimals = places(row.sd)
-        table.add_row(*(Text(_cell(x, decimals)) for x in row))
-    return table
-
-
-def _cell(x: Any, decimals: int | None) -> str:
-    if isinstance(x, str | int):
-        return str(x)
-    return f"{x:.4g}" if decimals is None else f"{x:.{decimals}f}"
-
-
-def _show_check(run: Run) -> None:
-    """The checks, in the terminal, and what to open."""
-    import json
-
-    console = Console()
-    about = json.loads((run.folder / "check.json").read_text())
-    for finding in about["findings"]:
-        mark = ("ok   ", "bold green") if finding["ok"] else ("BAD  ", "bold red")
-        console.print(Text.assemble(mark, (f"{finding['check']}: ", "bold"), finding["sentence"]))
-    console.print()
-    report = (run.folder / "report.html").resolve()
-    outcome = "All checks passed." if about["ok"] else "Some checks failed: read them before you use the posterior."
-    console.print(Text.assemble((outcome, "bold"), f" Open {report.as_uri()}"), soft_wrap=True)
-
-
-def _next(run: Run, stage: str) -> None:
+def _next(run: RunFolder, stage: str) -> None:
     run.say(f"Next: cpejax {stage} {run.model.path} --out {run.folder}")
 
 
 @app.command()
 def graph(
-    model: ModelFile,
+    model: ModelPath,
     out: Annotated[
         Path, typer.Option(help="The figure to write, .svg or .png; an older one is replaced.", metavar="FILE")
     ] = Path("graph.svg"),
@@ -413,45 +323,14 @@ def graph(
         with blaming(model):
             posterior = invert(prior, how=how, order=order)
         console = Console()
-        console.print(_table("Prior program", prior, prior.parents, depends="depends on", distributions=True))
-        console.print(_table("Posterior program", posterior.graph, posterior.parents, depends="reads"))
+        console.print(site_table("Prior program", prior, prior.parents, depends="depends on", distributions=True))
+        console.print(site_table("Posterior program", posterior.graph, posterior.parents, depends="reads"))
         for note in prior.notes():
             console.print(Text(" ".join(note.split())))
         for plate, why in posterior.graph.unrolled.items():
             console.print(Text(f"Plate '{plate}' is unrolled: {why}."))
-        _draw(prior, posterior, out)
+        draw_graph(prior, posterior, out)
         console.print(Text(f"Wrote {out}"), soft_wrap=True)
-
-
-def _draw(prior: Graph, posterior: PosteriorProgram, out: Path) -> None:
-    from matplotlib import pyplot as plt  # slow to import, and other commands need no figure
-
-    from cpejax import plot
-
-    figure = plot.graph(prior, posterior)
-    try:
-        # The same program gives the same file: no date, and no random names inside.
-        with plt.rc_context({"svg.hashsalt": "cpejax"}):
-            figure.savefig(out, dpi=200, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
-    except OSError as error:
-        raise Failure(f"{out} cannot be written: {error.strerror or error}. Name another file with --out.") from error
-    finally:
-        plt.close(figure)
-
-
-def _table(
-    title: str, graph: Graph, parents: Mapping[str, tuple[str, ...]], depends: str, distributions: bool = False
-) -> Table:
-    """The sites, in the order of `parents`."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("site", depends, *(["distribution"] if distributions else []), "shape", "plates"):
-        table.add_column(column, overflow="fold")
-    for name, reads in parents.items():
-        site = graph.sites[name]
-        distribution = [site.distribution + (", data" if site.observed else "")] if distributions else []
-        shape = str(site.event_shape) if site.size > 1 else "·"
-        table.add_row(*map(Text, (name, listing(reads), *distribution, shape, graph.where(site) or "·")))
-    return table
 
 
 @app.command()

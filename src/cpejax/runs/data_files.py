@@ -90,7 +90,7 @@ def check_shapes(values: Mapping[str, np.ndarray], graph: Graph, source: str) ->
             bad = np.argwhere(~np.isfinite(graph.without_masked({name: x})[name].astype(np.float32)))
         if len(bad):
             raise ValueError(
-                f"{source}: {len(bad)} of {x.size} numbers of '{name}' are missing or infinite, the first at "
+                f"{source}: {len(bad)} of {x.size} values of '{name}' are missing or infinite, the first at "
                 f"{[int(i) for i in bad[0]]}. Fill them, or let the program simulate data with the same gaps."
             )
     if len(set(counts.values())) > 1:
@@ -200,6 +200,8 @@ def _read_netcdf(path: Path, _graph: Graph, _sites: Sequence[str]) -> dict[str, 
 
 
 def _read_csv(path: Path, graph: Graph, sites: Sequence[str]) -> dict[str, Any]:
+    # Not by pandas: it fills up short rows, renames columns that are there twice, and cannot join what the comma of an
+    # unquoted `y[0, 1]` separates; the errors need the cells as they are written.
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]

@@ -16,17 +16,21 @@ from typing import Any, NamedTuple
 import jax
 
 from cpejax.flows.base import Method
+from cpejax.inference.registry import METHODS
+from cpejax.inference.saving import method_options
 from cpejax.program.graph import Graph
 from cpejax.program.simulate import bind
 from cpejax.program.simulator import Program
 from cpejax.util.files import Unusable
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Failure(Exception):
     """An error that is explained in one paragraph."""
 
 
-class Model(NamedTuple):
+class ModelFile(NamedTuple):
     """What a model file defines: `program`, and, if they are there, the others by the same names."""
 
     path: Path
@@ -59,14 +63,14 @@ class Model(NamedTuple):
         folder = self.path.resolve().parent
         modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         own = {Path(file).resolve() for file in modules if isinstance(file, str) and file.endswith(".py")}
-        own = {file for file in own if file.is_relative_to(folder) and not file.is_relative_to(Path(__file__).parent)}
+        own = {file for file in own if file.is_relative_to(folder) and not file.is_relative_to(PACKAGE)}
         data = {file.resolve() for file in self.opened if file.suffix not in (".py", ".pyc", ".so", ".pyd")}
         found = sorted(file for file in own | data if file.is_file() and _belongs(file, folder))
         found = [file for file in found if file != self.path.resolve()]
         return {str(file.relative_to(folder) if file.is_relative_to(folder) else file): file for file in found}
 
 
-def load_model(path: Path) -> Model:
+def load_model(path: Path) -> ModelFile:
     """Run a model file and take what it defines."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
@@ -102,7 +106,7 @@ def load_model(path: Path) -> Model:
     _check_dict(path, "data", data, "the observed data")
     _check_dict(path, "truth", truth, "the true parameters")
     observed = getattr(module, "observed", None)
-    return Model(path, program, tuple(args), dict(kwargs), observed, method, data, truth, opened)
+    return ModelFile(path, program, tuple(args), dict(kwargs), observed, method, data, truth, opened)
 
 
 def _check_dict(path: Path, name: str, value: Any, what: str) -> None:
@@ -127,6 +131,26 @@ def _run_file(path: Path) -> ModuleType:
     finally:
         sys.path.pop(0)
     return module
+
+
+# ---- methods
+
+
+def choose_method(model: ModelFile, name: str | None) -> Method:
+    """The method asked for by name, with the model file's own options if it is the same one."""
+    own = model.method
+    if name is None:
+        return own if own is not None else METHODS["CPE"]()
+    kind = {known.lower(): kind for known, kind in METHODS.items()}.get(name.lower())
+    if kind is None:
+        raise Failure(f"There is no method '{name}'; there are {', '.join(METHODS)}.")
+    return own if own is not None and type(own) is kind else kind()
+
+
+def describe_method(method: Method) -> str:
+    """A method and its options, in words that are the same whenever they are."""
+    options = ", ".join(f"{name}={value!r}" for name, value in method_options(method).items())
+    return f"{type(method).__name__}({options})"
 
 
 # ---- what a model file reads
@@ -197,4 +221,4 @@ def _raised_here(error: BaseException) -> bool:
     if not isinstance(error, ValueError | TypeError | RuntimeError | FloatingPointError):
         return False
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(Path(__file__).resolve().parent)
+    return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(PACKAGE)

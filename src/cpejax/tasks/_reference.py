@@ -4,7 +4,6 @@ import hashlib
 import inspect
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,9 +21,11 @@ from arviz_stats.base.array import array_stats
 from blackjax.mcmc.slice import direction_proposal, stepping_out
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
+from platformdirs import user_cache_path
 
 from cpejax import tasks
 from cpejax.tasks import Task, _exact
+from cpejax.util.files import atomically
 
 __all__ = ["reference"]
 
@@ -286,11 +287,7 @@ def _directory() -> Path:
     """`$CPEJAX_CACHE`, or `cpejax` in the platform's place for a user's caches."""
     if chosen := os.environ.get("CPEJAX_CACHE"):
         return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "cpejax" / "Cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "cpejax"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpejax"
+    return user_cache_path("cpejax", appauthor=False)
 
 
 def _path(task: Task, data: dict[str, np.ndarray], sampler: str) -> Path | None:
@@ -325,14 +322,6 @@ def _read(path: Path) -> xr.DataTree | None:
 
 
 def _write(tree: xr.DataTree, path: Path) -> None:
-    """Write beside the target, then rename: a file under its final name is always whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".part")
-    os.close(handle)
-    try:
-        tree.to_netcdf(name, engine="h5netcdf")
-        with Path(name).open("rb+") as file:
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    """Write a file that is always whole under its final name."""
+    with atomically(path) as part:
+        tree.to_netcdf(part, engine="h5netcdf")

@@ -35,21 +35,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from cpejax.coordinates.prior import Constrain, Coordinates, Shapes, Values, plates_first
 from cpejax.coordinates.standardise import Fixed, Standardise
+from cpejax.flows.ancestral.covariates import Regression, Table, multiplied, regressed, regression, table_constants
 from cpejax.flows.ancestral.mixture import Mixture, linear, quantile
-from cpejax.flows.ancestral.plan import (
-    Group,
-    Layout,
-    Reading,
-    Regression,
-    Run,
-    Stage,
-    Table,
-    layout,
-    multiplied,
-    regressed,
-    regression,
-    table_constants,
-)
+from cpejax.flows.ancestral.plan import Group, Layout, Run, layout
+from cpejax.flows.ancestral.stages import Reading, Stage
 from cpejax.flows.base import Flow
 from cpejax.flows.ode import STEPS, Solver, euler, log_density_of_steps, rk45, solver_options, step_options
 from cpejax.flows.strata import Runs
@@ -847,12 +836,16 @@ def _matching(
 
 
 def _regress(fit: Regression, features: Float[Array, "n *plates f"]) -> Float[Array, "n r"]:
-    """The coefficients of each feature, and the logarithm of the mean square of what they and groups do not fit."""
+    """The coefficients of each feature, and logarithms: of the mean square of what they and groups do not fit, and of
+    the variance between the groups of each index array.
+    """
     y = features.reshape(len(features), -1, features.shape[-1])
     coefficients = jnp.einsum("cm,nmf->nfc", fit.solve, y)
     rest = y - jnp.einsum("mr,nrf->nmf", fit.fitted, jnp.einsum("mr,nmf->nrf", fit.fitted, y))
-    left = jnp.log((rest**2).mean(1) + 1e-12)
-    return jnp.concatenate([coefficients.reshape(len(y), -1), left], axis=-1)
+    left = (rest**2).mean(1)
+    between = [jnp.einsum("gm,nmf->nfg", effects, y).var(-1) for effects in fit.effects]
+    logs = [jnp.log(x + 1e-12) for x in (left, *between)]
+    return jnp.concatenate([coefficients.reshape(len(y), -1), *logs], axis=-1)
 
 
 def _host(tree: Any) -> Any:

@@ -1,0 +1,70 @@
+"""The options of the command `cpejax`, each once for all its subcommands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cpejax.inference.registry import METHODS
+from cpejax.runs.folder import DEFAULTS
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.py", help="A Python file that defines `program`.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+Out = Annotated[Path, typer.Option("--out", metavar="RUN", help="The folder of the run.")]
+Given = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The observed data: JSON, CSV, npz or NetCDF, with a value for each data site. "
+        "Left out: that of the run, if it was begun with one, or `data` in the model file.",
+    ),
+]
+Simulations = Annotated[
+    int | None,
+    typer.Option(min=20, metavar="N", help="Simulations to train on.", show_default=str(DEFAULTS["simulations"])),
+]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Decides all random numbers.", show_default="0")
+]
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        "--method", metavar="NAME", help=f"{', '.join(METHODS)}.", show_default="that of the model file, or CPE"
+    ),
+]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Maximum number of epochs to train for.", show_default="2000")
+]
+Steps = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Gradient steps to train for.", show_default="20000")
+]
+Draws = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Draws from the posterior.", show_default=str(DEFAULTS["draws"]))
+]
+CheckSimulations = Annotated[
+    int | None,
+    typer.Option(
+        min=20, metavar="N", help="New simulations to check with.", show_default=str(DEFAULTS["check_simulations"])
+    ),
+]
+Truth = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The true parameters, if they are known, to be shown beside the posterior."),
+]
+Fitted = Annotated[
+    Path | None,
+    typer.Option("--fit", metavar="RUN", help="Use the model that this run has fitted; nothing is trained."),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="What one call of a simulator on the host may take; 0: no limit."),
+]
+Restart = Annotated[
+    bool,
+    typer.Option(
+        "--restart",
+        help="Instead of an error, replace what the run has made, or begun, from other inputs, and what is damaged.",
+    ),
+]
