@@ -36,7 +36,7 @@ from page import fill, table
 from peer import PYTHON, ROOT, Peer
 
 import cpejax as cpe
-from cpejax.inference import posterior as _posterior
+from cpejax.inference.progress import Bar
 
 RESULTS = ROOT / "benchmarks" / "results" / "baselines.json"
 TURN = 10
@@ -72,8 +72,8 @@ def fitted(program, observed, method, size):
     """A posterior with its method's default settings, and what it took."""
     began = time.perf_counter()
     simulations = cpe.simulate(cpe.Model(program, observed=observed), size.simulations, key=jax.random.key(0))
-    options = {} if size.most_epochs is None else {"max_epochs": size.most_epochs}
-    posterior = cpe.fit(program, simulations, key=jax.random.key(1), method=method, progress=False, **options)
+    training = cpe.Training() if size.most_epochs is None else cpe.Training(max_epochs=size.most_epochs)
+    posterior = cpe.fit(program, simulations, key=jax.random.key(1), method=method, training=training, progress=False)
     about = {
         "weights": posterior.weights,
         "epochs": len(posterior.history.train),
@@ -158,9 +158,7 @@ def correlated(method):
 def peer(name):
     def run(size, python):
         task = cpe.tasks.get(name)
-        simulations = cpe.simulate(
-            cpe.Model(task.program, observed=task.observed), size.simulations, key=jax.random.key(0)
-        )
+        simulations = cpe.simulate(task, size.simulations, key=jax.random.key(0))
         seeds = range(size.observations)
         observations = [task.observation(seed) for seed in seeds]
         bound = {"two_moons": 1.0, "slcp": 3.0}[name]  # theta is uniform from -bound to bound
@@ -195,7 +193,7 @@ def measure_ours(task, simulations, observations, size, other):
             theirs.extend([other.turn() for _ in range(TURN)][1:])
         began = time.perf_counter()
 
-    with mock.patch.object(_posterior._Bar, "update", mark):
+    with mock.patch.object(Bar, "update", mark):
         posterior = cpe.fit(
             task.program,
             simulations,

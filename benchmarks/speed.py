@@ -154,7 +154,7 @@ def time_epochs(
     import jax
 
     import cpejax as cpe
-    from cpejax.inference import posterior as _posterior
+    from cpejax.inference.progress import Bar
     from cpejax.tasks import two_moons
 
     began, number = time.perf_counter(), 0
@@ -174,7 +174,7 @@ def time_epochs(
         began = time.perf_counter()
 
     # `fit` says at the end of each epoch how far it is; here a clock listens instead of a progress bar.
-    with mock.patch.object(_posterior._Bar, "update", mark):
+    with mock.patch.object(Bar, "update", mark):
         posterior = cpe.fit(
             two_moons.program,
             simulations,
@@ -199,7 +199,7 @@ def other_methods() -> dict[str, Any]:
     """Those whose epochs are compared too, with the network of the peer or of the paper."""
     import cpejax as cpe
 
-    return {"CPE(flow='triangular')": cpe.CPE(flow="triangular"), "FMPE()": cpe.FMPE()}
+    return {"TriangularCPE()": cpe.TriangularCPE(), "FMPE()": cpe.FMPE()}
 
 
 def measure_cpejax(simulations: Any, observations: Any, size: Size, peer: Peer | None) -> dict[str, Any]:
@@ -292,14 +292,8 @@ def end_to_end(size: Size) -> dict[str, Any]:
     simulations, observations = simulate(size)
     simulated = time.perf_counter()
     options = {} if size.max_epochs is None else {"max_epochs": size.max_epochs}
-    posterior = cpe.fit(
-        two_moons.program,
-        simulations,
-        key=jax.random.key(2),
-        progress=False,
-        training=cpe.Training(batch_size=BATCH),
-        **options,
-    )
+    training = cpe.Training(batch_size=BATCH, **options)
+    posterior = cpe.fit(two_moons.TASK, simulations, key=jax.random.key(2), training=training, progress=False)
     fitted = time.perf_counter()
     posterior.sample(size.draws, given={"x": observations[0]}, key=jax.random.key(3))
     drawn = time.perf_counter()

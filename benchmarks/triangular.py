@@ -36,9 +36,9 @@ from speed import count_flops
 
 import cpejax as cpe
 from cpejax.flows.base import trainable
-from cpejax.flows.blocks.network import Part
+from cpejax.flows.blocks.network import ConditionedNet
 from cpejax.flows.blocks.storage import Wiring
-from cpejax.inference import posterior as _posterior
+from cpejax.inference.progress import Bar
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "triangular.json"
@@ -93,8 +93,8 @@ def correlated(rho: float, n: int = 20_000) -> dict[str, np.ndarray]:
 
 FLOWS: dict[str, Any] = {
     # In prior coordinates the triangular flow's base is N(0, I), as in the closed form.
-    "triangular": cpe.CPE(flow="triangular", coordinates="prior"),
-    "discrete": cpe.CPE(flow="discrete"),
+    "triangular": cpe.TriangularCPE(coordinates="prior"),
+    "discrete": cpe.DiscreteCPE(),
     "ancestral": cpe.CPE(),
 }
 
@@ -109,11 +109,16 @@ def bias() -> Iterator[Job]:
 def one_bias(rho: float, method: Any) -> dict[str, Any]:
     truth = np.array([[1, rho], [rho, 1]])
     began = time.perf_counter()
-    options = {"steps": 6_000} if method.flow == "ancestral" else {"steps": 6_000, "learning_rate": 1e-3}
+    options = {"steps": 6_000} if isinstance(method, cpe.CPE) else {"steps": 6_000, "learning_rate": 1e-3}
     posterior = cpe.fit(
-        cpe.Model(pair, observed=["y"]), correlated(rho), method=method, key=jax.random.key(1), **options
+        cpe.Model(pair, observed=["y"]),
+        correlated(rho),
+        method=method,
+        key=jax.random.key(1),
+        training=cpe.Training(**options),
     )
-    tree = posterior.sample(20_000, given={"y": 0.0}, key=jax.random.key(2), solver="rk45")
+    how = {} if isinstance(method, cpe.DiscreteCPE) else {"solver": "rk45"}
+    tree = posterior.sample(20_000, given={"y": 0.0}, key=jax.random.key(2), **how)
     found = np.cov(np.stack([tree.posterior[n].values[0] for n in "ab"]))
     predicted = limit(truth, np.tril(np.ones((2, 2))))
     return {
@@ -146,10 +151,10 @@ def step_of(edges: list[list[int]], storage: str, hidden: int = 64, steps: int =
     d = len(edges)
     values = correlated(0.5, 200)
     graph = cpe.Model(pair, observed=["y"]).graph
-    flow = cpe.CPE(flow="triangular", coordinates="prior").build(pair, graph, values, key=jax.random.key(0))
+    flow = cpe.TriangularCPE(coordinates="prior").build(pair, graph, values, key=jax.random.key(0))
     wiring = Wiring.of(edges, [True] * d)
     part = eqx.filter_eval_shape(
-        lambda: Part(
+        lambda: ConditionedNet(
             wiring,
             d,
             positive=False,
@@ -235,11 +240,11 @@ def storage() -> Iterator[Job]:
 
 
 def discrete(**options: Any) -> Any:
-    return cpe.CPE(flow="discrete", **options)
+    return cpe.DiscreteCPE(**options)
 
 
 TWO_MOONS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "triangular": (cpe.CPE(flow="triangular"), {"learning_rate": 2e-3}),
+    "triangular": (cpe.TriangularCPE(), {"learning_rate": 2e-3}),
     "discrete, 1 map": (discrete(condition="every"), {"learning_rate": 2e-3}),
     "discrete, 2 maps": (discrete(blocks=2, condition="every"), {"learning_rate": 2e-3}),
     "discrete, 3 maps": (discrete(blocks=3, condition="every", coordinates="unconstrained"), {"learning_rate": 4e-3}),
@@ -255,9 +260,11 @@ def two_moons() -> Iterator[Job]:
 
 def one_two_moons(method: Any, options: dict[str, Any]) -> dict[str, Any]:
     task = cpe.tasks.get("two_moons")
-    simulations = cpe.simulate(cpe.Model(task.program, observed=task.observed), 10_000, key=jax.random.key(0))
+    simulations = cpe.simulate(task, 10_000, key=jax.random.key(0))
     began = time.perf_counter()
-    posterior = cpe.fit(task.program, simulations, key=jax.random.key(1), method=method, **options)
+    posterior = cpe.fit(
+        task.program, simulations, key=jax.random.key(1), method=method, training=cpe.Training(**options)
+    )
     fitted = time.perf_counter()
     out: dict[str, Any] = {
         "weights": posterior.weights,
@@ -266,7 +273,7 @@ def one_two_moons(method: Any, options: dict[str, Any]) -> dict[str, Any]:
         "validation": posterior.history.best,
         "fit_seconds": round(fitted - began, 1),
     }
-    for solver in ("euler", "rk45") if method.flow != "discrete" else ("euler",):
+    for solver in (None,) if isinstance(method, cpe.DiscreteCPE) else ("euler", "rk45"):
         scores, about = [], {}
         for seed in range(5):
             given = task.observation(seed)
@@ -277,8 +284,7 @@ def one_two_moons(method: Any, options: dict[str, Any]) -> dict[str, Any]:
             for name in ("acceptance_rate", "residual", "unsolved"):
                 if name in tree.posterior.attrs:
                     about.setdefault(name, []).append(tree.posterior.attrs[name])
-        name = "draws" if method.flow == "discrete" else solver
-        out[name] = {"c2st": float(np.mean(scores)), "each": [round(s, 3) for s in scores], **about}
+        out[solver or "draws"] = {"c2st": float(np.mean(scores)), "each": [round(s, 3) for s in scores], **about}
     return out
 
 
@@ -293,12 +299,12 @@ def inverse() -> Iterator[Job]:
 
 def one_inverse(by: str) -> dict[str, Any]:
     task = cpe.tasks.get("two_moons")
-    simulations = cpe.simulate(cpe.Model(task.program, observed=task.observed), 10_000, key=jax.random.key(0))
+    simulations = cpe.simulate(task, 10_000, key=jax.random.key(0))
     posterior = cpe.fit(
         task.program,
         simulations,
         key=jax.random.key(1),
-        method=cpe.CPE(flow="discrete", inverse_by=by),
+        method=cpe.DiscreteCPE(inverse_by=by),
         training=cpe.Training(steps=5_000),
     )
     return {"weights": posterior.weights, **timed_draws(posterior, task)}
@@ -322,9 +328,9 @@ def timed_draws(posterior: Any, task: Any, observations: int = 6) -> dict[str, A
 
 SPEED: dict[str, Any] = {
     "ancestral": cpe.CPE(),
-    "triangular, prior coordinates": cpe.CPE(flow="triangular", coordinates="prior"),
-    "triangular": cpe.CPE(flow="triangular"),
-    "discrete": cpe.CPE(flow="discrete"),
+    "triangular, prior coordinates": cpe.TriangularCPE(coordinates="prior"),
+    "triangular": cpe.TriangularCPE(),
+    "discrete": cpe.DiscreteCPE(),
 }
 
 
@@ -336,7 +342,7 @@ def speed() -> Iterator[Job]:
 def all_speeds(turns: int = 10) -> dict[str, Any]:
     """Flows are trained one after the other, and draw in turns, so that all see the same machine."""
     task = cpe.tasks.get("two_moons")
-    simulations = cpe.simulate(cpe.Model(task.program, observed=task.observed), 10_000, key=jax.random.key(0))
+    simulations = cpe.simulate(task, 10_000, key=jax.random.key(0))
     posteriors, found = {}, {}
     for name, method in SPEED.items():
         posteriors[name], epoch = timed_fit(task, simulations, method)
@@ -360,7 +366,7 @@ def draws() -> Iterator[Job]:
 def one_draws(name: str, turns: int = 5) -> dict[str, Any]:
     """Networks that are hardly trained: the time of a draw does not depend on it. Both draw in turns."""
     task = cpe.tasks.get(name)
-    simulations = cpe.simulate(cpe.Model(task.program, observed=task.observed), 1_000, key=jax.random.key(0))
+    simulations = cpe.simulate(task, 1_000, key=jax.random.key(0))
     posteriors = {
         flow: cpe.fit(
             task.program, simulations, method=SPEED[method], key=jax.random.key(2), training=cpe.Training(max_epochs=2)
@@ -382,7 +388,7 @@ def draws_flops(flow: Any, given: dict[str, Any]) -> int | None:
     """The floating-point operations of 10,000 draws' matrix products, where their number is known beforehand."""
     data = {name: jnp.asarray(x) for name, x in given.items()}
     try:
-        return count_flops(lambda d: flow.sample(d, 10_000, jax.random.key(0), steps=20, solver="euler"), data)
+        return count_flops(lambda d: flow.sample(d, 10_000, jax.random.key(0), **flow.draw_options()), data)
     except ValueError:  # a loop that ends when it has found a solution
         return None
 
@@ -395,7 +401,7 @@ def timed_fit(task: Any, simulations: Any, method: Any, epochs: int = 30) -> tup
         marks.append(time.perf_counter())
 
     # `fit` says at the end of each epoch how far it is; here a clock listens instead of a progress bar.
-    with mock.patch.object(_posterior._Bar, "update", mark):
+    with mock.patch.object(Bar, "update", mark):
         posterior = cpe.fit(
             task.program,
             simulations,

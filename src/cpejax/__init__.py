@@ -3,11 +3,19 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cpejax.flows.options import AIO, FMPE, PSE
+from cpejax.coordinates.prior import Coordinates
+from cpejax.coordinates.standardise import Fixed
+from cpejax.flows.aio import AIO
+from cpejax.flows.ancestral.method import CPE
+from cpejax.flows.base import Flow, Method
+from cpejax.flows.blocks.discrete import DiscreteCPE
+from cpejax.flows.blocks.triangular import TriangularCPE
+from cpejax.flows.conditioning import VectorFlow
+from cpejax.flows.fmpe import FMPE
+from cpejax.flows.pse import PSE
 from cpejax.inference.fit import fit
 from cpejax.inference.loading import load
 from cpejax.inference.posterior import Posterior
-from cpejax.inference.registry import CPE
 from cpejax.inference.settings import History, Training
 from cpejax.nn.embeddings import ConvEmbedding, MLPEmbedding, RecurrentEmbedding, SetEmbedding
 from cpejax.program.graph import Graph
@@ -31,9 +39,14 @@ __all__ = [
     "PSE",
     "Check",
     "ConvEmbedding",
+    "Coordinates",
+    "DiscreteCPE",
+    "Fixed",
+    "Flow",
     "Graph",
     "History",
     "MLPEmbedding",
+    "Method",
     "Model",
     "Posterior",
     "PosteriorProgram",
@@ -43,6 +56,8 @@ __all__ = [
     "Simulator",
     "Site",
     "Training",
+    "TriangularCPE",
+    "VectorFlow",
     "check",
     "fit",
     "invert",

@@ -139,7 +139,7 @@ class Proposal(Flow):
     def may_leave_support(self):
         return True
 
-    def sample(self, data, n, key, *, steps, solver):
+    def sample(self, data, n, key):
         return {"a": data["y"] + jax.random.normal(key, (n,))}, {"counted": jnp.asarray(n)}
 
     def numbers_per_draw(self):
@@ -151,7 +151,7 @@ def posterior():
     simulations = cpe.simulate(cpe.Model(box, observed=["y"]), 100, key=KEY)
     values = {name: jnp.asarray(x) for name, x in simulations.items()}
     flow = Proposal(Coordinates(box, simulations.graph, values))
-    return cpe.Posterior(flow, simulations.graph, box, cpe.CPE(), cpe.Training(), cpe.History(), 100)
+    return cpe.Posterior(flow, simulations.model, cpe.CPE(), cpe.Training(), cpe.History(), 100)
 
 
 def test_only_draws_inside_are_returned_and_the_rate_is_that_of_the_proposals(posterior):

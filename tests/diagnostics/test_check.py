@@ -275,7 +275,7 @@ def test_densities_of_many_observations_are_those_of_each():
     rows = cpe.simulate(cpe.Model(positive, observed=["y"]), 60, key=jax.random.key(0))
     method = cpe.CPE(width=8, depth=1, hidden=8, components=2)
     flow = method.build(positive, rows.graph, rows, key=jax.random.key(1))  # not trained: any density will do
-    posterior = cpe.Posterior(flow, rows.graph, positive, method, cpe.Training(), cpe.History([], [], 0), rows.n)
+    posterior = cpe.Posterior(flow, rows.model, method, cpe.Training(), cpe.History([], [], 0), rows.n)
     found = log_density(posterior, {"scale": rows["scale"]}, {"y": rows["y"]})
     for i in (0, 59):
         one = posterior.log_prob({"scale": rows["scale"][i : i + 1]}, given={"y": rows["y"][i]})
@@ -284,7 +284,7 @@ def test_densities_of_many_observations_are_those_of_each():
     assert np.isneginf(outside).all()
     # Data are centred as for draws.
     moved = cpe.Posterior(
-        flow, rows.graph, positive, method, cpe.Training(), cpe.History([], [], 0), rows.n, {"y": np.full(3, 2.0)}
+        flow, rows.model, method, cpe.Training(), cpe.History([], [], 0), rows.n, {"y": np.full(3, 2.0)}
     )
     far = log_density(moved, {"scale": rows["scale"]}, {"y": np.asarray(rows["y"], np.float64) + 2.0})
     np.testing.assert_allclose(far, found, rtol=1e-4, atol=1e-4)

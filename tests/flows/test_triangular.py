@@ -30,8 +30,9 @@ def correlated(rho, n):
 
 
 def fitted(method, rho=0.9, n=4000, **options):
-    settings = {"observed": ["y"], "key": jax.random.key(1), "progress": False, "learning_rate": 4e-3, **options}
-    return cpe.fit(pair, correlated(rho, n), method=method, **settings)
+    training = cpe.Training(**{"learning_rate": 4e-3, **options})
+    model = cpe.Model(pair, observed=["y"])
+    return cpe.fit(model, correlated(rho, n), method=method, key=jax.random.key(1), training=training, progress=False)
 
 
 def covariance_of(posterior, **how):
@@ -55,7 +56,7 @@ def test_numbers_of_weights(task, storage, weights):
     """Those that the paper rounds to 47,000 and 71,000; by edges there are no blocks that are unused."""
     graph = cpe.Model(task.program, observed=task.TASK.observed).graph
     blank = {name: np.zeros((1, *site.shape), np.float32) for name, site in graph.sites.items()}
-    method = cpe.CPE(flow="triangular", inverse="reverse", storage=storage)
+    method = cpe.TriangularCPE(inverse="reverse", storage=storage)
     assert count_weights(method.build(task.program, graph, blank, key=KEY)) == weights
 
 
@@ -65,7 +66,7 @@ def test_numbers_of_weights(task, storage, weights):
 @pytest.mark.slow
 @pytest.mark.parametrize(("rho", "biased", "sd"), [(0.3, 0.154, 0.99), (0.6, 0.339, 0.95), (0.9, 0.654, 0.87)])
 def test_the_triangular_flow_has_the_bias_that_theory_says(rho, biased, sd):
-    posterior = fitted(cpe.CPE(flow="triangular", coordinates="prior"), rho, 20_000, steps=6_000)
+    posterior = fitted(cpe.TriangularCPE(coordinates="prior"), rho, 20_000, steps=6_000)
     covariance, _ = covariance_of(posterior, solver="rk45")
     assert correlation(covariance) == pytest.approx(biased, abs=0.03)
     assert np.sqrt(covariance[0, 0]) == pytest.approx(sd, abs=0.03)  # the posterior program draws b first
@@ -74,7 +75,7 @@ def test_the_triangular_flow_has_the_bias_that_theory_says(rho, biased, sd):
 @pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.3, 0.6, 0.9])
 def test_the_discrete_flow_has_none(rho):
-    covariance, attributes = covariance_of(fitted(cpe.CPE(flow="discrete"), rho, 20_000, steps=6_000))
+    covariance, attributes = covariance_of(fitted(cpe.DiscreteCPE(), rho, 20_000, steps=6_000))
     assert correlation(covariance) == pytest.approx(rho, abs=0.03)
     assert attributes["residual"] <= 1e-5
 
@@ -82,8 +83,8 @@ def test_the_discrete_flow_has_none(rho):
 def test_both_learn_what_they_can():
     """With little training: the one is on its way to .654, the other to .9."""
     options = {"steps": 1000, "max_epochs": 28}
-    triangular = fitted(cpe.CPE(flow="triangular", coordinates="prior", hidden=32, width=16), **options)
-    discrete = fitted(cpe.CPE(flow="discrete", hidden=32, width=16), **options)
+    triangular = fitted(cpe.TriangularCPE(coordinates="prior", hidden=32, width=16), **options)
+    discrete = fitted(cpe.DiscreteCPE(hidden=32, width=16), **options)
     assert correlation(covariance_of(triangular)[0]) == pytest.approx(0.654, abs=0.06)
     covariance, attributes = covariance_of(discrete)
     assert correlation(covariance) == pytest.approx(0.9, abs=0.04)
@@ -95,7 +96,7 @@ def test_both_learn_what_they_can():
 
 
 def test_a_regressor_draws_and_says_how_well():
-    posterior = fitted(cpe.CPE(flow="discrete", inverse_by="regressor", hidden=16, width=32), steps=1000, max_epochs=28)
+    posterior = fitted(cpe.DiscreteCPE(inverse_by="regressor", hidden=16, width=32), steps=1000, max_epochs=28)
     covariance, attributes = covariance_of(posterior)
     # Its mean error is small and known; what is not within the tolerance of bisection is counted.
     assert 0 < attributes["residual_mean"] < 0.02
@@ -114,7 +115,7 @@ def interval():
 
 def shifted(by):
     """A field that moves everything by some prior standard deviations."""
-    method = cpe.CPE(flow="triangular", **SMALL)
+    method = cpe.TriangularCPE(**SMALL)
     simulations = cpe.simulate(cpe.Model(interval, observed=["y"]), 200, key=KEY)
     flow = method.build(interval, simulations.graph, simulations, key=KEY)
     last = flow.net.biases[-1]
@@ -123,7 +124,7 @@ def shifted(by):
         flow,
         (jnp.full_like(last, by), jax.tree.map(jnp.zeros_like, flow.net.maps[-1]), jnp.full((), -20.0)),
     )
-    return cpe.Posterior(flow, simulations.graph, interval, method, cpe.Training(), cpe.History(), 200)
+    return cpe.Posterior(flow, simulations.model, method, cpe.Training(), cpe.History(), 200)
 
 
 def test_draws_outside_the_support_are_drawn_again():
@@ -146,30 +147,28 @@ def test_hopeless_rejection_says_what_to_do():
 
 
 BAD = [
-    ({"flow": "circular"}, r"flow must be one of \['ancestral', 'triangular', 'discrete'\], found 'circular'"),
-    ({"rank": 2}, "rank=2 is an option of flow='triangular' or 'discrete'; flow is 'ancestral'"),
-    ({"flow": "triangular", "blocks": 2}, "blocks=2 is an option of flow='discrete'; flow is 'triangular'"),
-    ({"flow": "triangular", "depth": 2}, "depth=2 is an option of flow='ancestral'"),
-    ({"flow": "discrete", "coordinates": "plain"}, "has no plain coordinates.*Use coordinates='prior'"),
-    ({"flow": "discrete", "rank": 0}, "rank must be a whole number of at least 1, found 0"),
-    ({"flow": "discrete", "rank": 1, "storage": "dense"}, "have their own storage; found storage='dense'"),
-    ({"flow": "discrete", "inverse_by": "guess"}, r"inverse_by must be one of \['bisection', 'regressor'\]"),
+    (cpe.TriangularCPE, {"inverse": "circular"}, r"inverse must be one of \['faithful', 'reverse'\], found 'circular'"),
+    (cpe.TriangularCPE, {"width": 0}, "width must be a whole number of at least 1, found 0"),
+    (cpe.DiscreteCPE, {"coordinates": "plain"}, "has no plain coordinates.*Use coordinates='prior'"),
+    (cpe.DiscreteCPE, {"rank": 0}, "rank must be a whole number of at least 1, found 0"),
+    (cpe.DiscreteCPE, {"rank": 1, "storage": "dense"}, "have their own storage; found storage='dense'"),
+    (cpe.DiscreteCPE, {"inverse_by": "guess"}, r"inverse_by must be one of \['bisection', 'regressor'\]"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD, ids=lambda x: str(x)[:40])
-def test_bad_options(options, message, unchecked):
+@pytest.mark.parametrize(("method", "options", "message"), BAD, ids=lambda x: str(x)[:40])
+def test_bad_options(method, options, message, unchecked):
     with pytest.raises(ValueError, match=message):
-        cpe.CPE(**options)
+        method(**options)
+
+
+@pytest.mark.parametrize(("method", "option"), [(cpe.CPE, "rank"), (cpe.TriangularCPE, "blocks")])
+def test_a_method_has_its_own_options_only(method, option, unchecked):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        method(**{option: 2})
 
 
 def test_a_batch_of_one_has_no_base_draw():
     simulations = cpe.simulate(cpe.Model(interval, observed=["y"]), 40, key=KEY)
     with pytest.raises(ValueError, match="give batch_size of at least 2"):
-        cpe.fit(
-            interval,
-            simulations,
-            method=cpe.CPE(flow="triangular", **SMALL),
-            key=KEY,
-            training=cpe.Training(batch_size=1),
-        )
+        cpe.fit(interval, simulations, method=cpe.TriangularCPE(**SMALL), key=KEY, training=cpe.Training(batch_size=1))

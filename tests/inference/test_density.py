@@ -145,8 +145,8 @@ def test_training_that_diverges_keeps_the_best_weights(simulations, capsys):
 def draws_beside_exact(name, seed, simulations, **options):
     """Draws for one observation of a task, and exact ones, `(n, parameters)` each."""
     task = cpe.tasks.get(name)
-    data = cpe.simulate(cpe.Model(task.program, observed=task.observed), simulations, key=jax.random.key(0))
-    posterior = cpe.fit(task.program, data, key=jax.random.key(1), **options)
+    data = cpe.simulate(task, simulations, key=jax.random.key(0))
+    posterior = cpe.fit(task, data, key=jax.random.key(1), **options)
     given = task.observation(seed)
     tree = posterior.sample(2_000, given=given, key=jax.random.key(2))
     draws = {site: tree.posterior[site].values[0] for site in task.parameters}
@@ -156,7 +156,7 @@ def draws_beside_exact(name, seed, simulations, **options):
 @pytest.mark.parametrize("name", ["hyperboloid", "linear_gaussian"])
 def test_the_default_is_near_the_exact_posterior_with_tiny_settings(name):
     """Far from converged, but where the mass is: medians within a standard deviation, spreads within a factor of 2."""
-    draws, exact = draws_beside_exact(name, 0, 600, max_epochs=20)
+    draws, exact = draws_beside_exact(name, 0, 600, training=cpe.Training(max_epochs=20))
     low, middle, high = np.quantile(exact, [0.25, 0.5, 0.75], axis=0)
     found = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
     assert (np.abs(found[1] - middle) < exact.std(0)).all()
@@ -169,7 +169,7 @@ def test_the_default_is_near_the_exact_posterior_with_tiny_settings(name):
 def test_the_default_on_every_task(name):
     """The mean over five observations: what was measured before the density was bounded, and .03; hyperboloid: .60."""
     task = cpe.tasks.get(name)
-    data = cpe.simulate(cpe.Model(task.program, observed=task.observed), 10_000, key=jax.random.key(0))
+    data = cpe.simulate(task, 10_000, key=jax.random.key(0))
     posterior = cpe.fit(task.program, data, key=jax.random.key(1))
     scores = []
     for seed in range(5):

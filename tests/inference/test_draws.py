@@ -9,7 +9,10 @@ import pytest
 from numpyro import handlers
 
 import cpejax as cpe
-from cpejax.inference import posterior as _posterior
+from cpejax.inference import trees
+from cpejax.inference.fit import _check_simulations
+from cpejax.inference.given import check_draws
+from cpejax.inference.trees import deterministics
 from cpejax.program.tracing import Centred, run
 from cpejax.runs.result_files import read_simulations, write_arrays
 from cpejax.runs.summary import summarise
@@ -22,7 +25,7 @@ def untrained(program, n=50):
     simulations = cpe.simulate(program, n, key=KEY)
     method = cpe.FMPE()
     flow = method.build(program, simulations.graph, simulations, key=KEY)
-    return cpe.Posterior(flow, simulations.graph, program, method, cpe.Training(), cpe.History(), n)
+    return cpe.Posterior(flow, simulations.model, method, cpe.Training(), cpe.History(), n)
 
 
 # ---- names
@@ -56,7 +59,7 @@ def test_names_of_axes_give_way_to_those_of_sites(tmp_path):
     assert many["posterior"]["b"].dims == ("chain", "draw", "observation", "observation_plate")
     assert many["posterior"]["g"].dims == ("chain", "draw", "observation")
     many.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
-    values, _ = posterior._check_draws(one, {"allow_pickle"})
+    values, _ = check_draws(posterior, one, {"allow_pickle"})
     assert list(values) == ["g", "file", "file_dim_0", "b"]  # what log_prob reads
     table = summarise(one, posterior.graph)
     np.testing.assert_allclose(table.loc["twice[1]", "mean"], 2 * table.loc["b[1]", "mean"], rtol=1e-5)
@@ -100,19 +103,19 @@ def test_deterministic_sites_are_drawn(monkeypatch):
             found["error"], (tree["observed_data"]["y"] - theta).transpose(*theta.dims), rtol=1e-4, atol=1e-4
         )
         assert found["pair"].shape == (*theta.shape, 2)
-    monkeypatch.setattr(_posterior, "MOST_NUMBERS", 4 * 20)  # in chunks, the last one padded
-    again = posterior._deterministics(
-        {name: np.moveaxis(found[name].values[0], 0, 1) for name in ("mu", "tau", "z")}, {"y": y}
+    monkeypatch.setattr(trees, "MOST_NUMBERS", 4 * 20)  # in chunks, the last one padded
+    again = deterministics(
+        posterior, {name: np.moveaxis(found[name].values[0], 0, 1) for name in ("mu", "tau", "z")}, {"y": y}
     )
     np.testing.assert_allclose(np.moveaxis(again["error"], 1, 0), found["error"].values[0], rtol=1e-5, atol=1e-5)
 
 
 def test_fit_takes_deterministic_sites_and_reads_none(unchecked):
     simulations = cpe.simulate(schools, 50, key=KEY)
-    rows = _posterior._check_simulations(simulations, simulations.graph)
+    rows = _check_simulations(simulations, simulations.graph)
     assert list(rows) == ["mu", "tau", "z", "y"]
     with pytest.raises(ValueError, match="have the sites \\['other'\\]"):
-        _posterior._check_simulations({**simulations, "other": np.zeros(50)}, simulations.graph)
+        _check_simulations({**simulations, "other": np.zeros(50)}, simulations.graph)
 
 
 # ---- masked data
@@ -137,7 +140,7 @@ def test_masked_data_may_be_anything_and_change_nothing():
     with pytest.raises(ValueError, match="1 values that are not finite"):
         posterior.sample(5, {"y": np.array([np.nan, 2.0, np.nan, 3.0])}, **QUICK)
     rows = {"mu": np.zeros(20), "y": np.full((20, 4), 7.0)}
-    assert np.array_equal(_posterior._check_simulations(rows, posterior.graph)["y"][0], [7, 7, 0, 0])
+    assert np.array_equal(_check_simulations(rows, posterior.graph)["y"][0], [7, 7, 0, 0])
 
 
 @pytest.mark.slow

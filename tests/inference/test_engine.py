@@ -51,8 +51,9 @@ def supports():
 
 def fitted(program, n=4000, **options):
     simulations = cpe.simulate(cpe.Model(program, observed=["y"]), n, key=KEY)
-    settings = {"steps": 1500, "max_epochs": 40, "method": cpe.CPE(**SMALL), "key": jax.random.key(1), **options}
-    return cpe.fit(program, simulations, **settings)
+    method, key = options.pop("method", cpe.CPE(**SMALL)), options.pop("key", jax.random.key(1))
+    training = cpe.Training(**{"steps": 1500, "max_epochs": 40, **options})
+    return cpe.fit(program, simulations, method=method, key=key, training=training)
 
 
 def flat(tree, names):
@@ -163,7 +164,7 @@ def test_no_draw_is_outside_the_support():
     simulations = cpe.simulate(cpe.Model(supports, observed=["y"]), 1000, key=KEY)
     method = cpe.CPE(**SMALL)
     flow = method.build(supports, simulations.graph, simulations, key=KEY)
-    posterior = Posterior(flow, simulations.graph, supports, method, cpe.Training(), History(), simulations.n)
+    posterior = Posterior(flow, simulations.model, method, cpe.Training(), History(), simulations.n)
     y = np.array([-3.0, 0.0, 8.0])  # the first and the last are far from anything simulated
     tree = posterior.sample(5000, given={"y": y}, key=KEY)
     draws = {n: tree.posterior[n].values[0] for n in ("u", "h", "t", "p")}

@@ -25,7 +25,8 @@ from scipy.stats import t as student
 
 import cpejax as cpe
 from cpejax.flows.base import Flow
-from cpejax.inference import posterior as _posterior
+from cpejax.inference import fit as _fit
+from cpejax.inference import progress as _progress
 from cpejax.inference import training as _train
 from cpejax.inference.settings import History, Training
 from cpejax.inference.training import _validation_loss, train
@@ -319,13 +320,13 @@ def test_ctrl_c_that_python_loses_before_the_loop_is_raised_again(monkeypatch, w
     """An exception of a handler is lost where Python calls it in a destructor, or while it collects garbage."""
     lost = []
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
-    inner = getattr(_posterior, where)
+    inner = getattr(_fit, where)
 
     def interrupted(*args, **kwargs):
         Pressed()
         return inner(*args, **kwargs)
 
-    monkeypatch.setattr(_posterior, where, interrupted)
+    monkeypatch.setattr(_fit, where, interrupted)
     rng = np.random.default_rng(0)
     simulations = {"a": np.abs(rng.normal(size=50)), "y": rng.normal(size=50)}
     with pytest.raises(KeyboardInterrupt):
@@ -540,8 +541,9 @@ def test_two_fits_in_threads_are_as_each_alone():
     simulations = {name: rng.normal(size=50) for name in ("a", "b", "x")}
 
     def weights(scale):
-        options = {"observed": ["x"], "method": TINY, "max_epochs": 2, "progress": False, "key": KEY}
-        posterior = cpe.fit(cpe.Model(slow, args=(scale,)), simulations, **options)
+        model = cpe.Model(slow, observed=["x"], args=(scale,))
+        training = cpe.Training(max_epochs=2)
+        posterior = cpe.fit(model, simulations, key=KEY, method=TINY, training=training, progress=False)
         return [np.asarray(x) for x in jax.tree.leaves(posterior.flow) if eqx.is_array(x)]
 
     with ThreadPoolExecutor(2) as threads:
@@ -561,7 +563,7 @@ def test_fit_goes_on_after_ctrl_c_to_the_same_posterior(tmp_path, capsys, monkey
             press()
 
     simulations = cpe.simulate(cpe.Model(single, observed=["y"]), 400, key=KEY)
-    options = {"method": SMALL, "key": KEY, "learning_rate": 1e-2, "max_epochs": 6}
+    options = {"method": SMALL, "key": KEY, "training": cpe.Training(learning_rate=1e-2, max_epochs=6)}
     whole = cpe.fit(single, simulations, **options)
     assert "epoch" not in capsys.readouterr().err  # there is no terminal, so no progress bar
     assert repr(whole).startswith("Posterior(a | y; CPE, ")
@@ -570,8 +572,8 @@ def test_fit_goes_on_after_ctrl_c_to_the_same_posterior(tmp_path, capsys, monkey
     assert (whole.n_simulations, len(whole.history.train)) == (400, 6)
 
     with monkeypatch.context() as patch:
-        shown = _posterior._Bar.update
-        patch.setattr(_posterior._Bar, "update", press_in_the_third)
+        shown = _progress.Bar.update
+        patch.setattr(_progress.Bar, "update", press_in_the_third)
         part = cpe.fit(single, simulations, **options, checkpoint=tmp_path, progress=True)
     assert part.history.validation == whole.history.validation[:3]
     assert part.history.stopped == "interrupted after 3 epochs"
@@ -659,7 +661,7 @@ def untrained(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("training started")
 
-    monkeypatch.setattr(_posterior, "train", fail)
+    monkeypatch.setattr(_fit, "train", fail)
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[m[:40] for _, m in BAD])
@@ -698,16 +700,16 @@ def test_wrong_options_of_a_method():
         ({"key": 0}, "key must be one JAX key, as jax.random.key(0) makes it; found 0."),
         (
             {"method": cpe.CPE},
-            "method must be a method with its options, as cpe.CPE(); found <class 'cpejax.inference.registry",
+            "method must be a method with its options, as cpe.CPE(); found <class 'cpejax.flows.ancestral",
         ),
         ({"method": "CPE"}, "method must be a method with its options, as cpe.CPE(); found 'CPE'."),
-        ({"batch_size": 1.5}, "batch_size must be a whole number of at least 1, found 1.5."),
+        ({"training": {"steps": 5}}, "training must be cpe.Training(...), found {'steps': 5}."),
         ({"simulations": [1, 2]}, "simulations must be a dict of arrays, as cpe.simulate returns; found list."),
         ({"simulations": None}, "simulations must be a dict of arrays, as cpe.simulate returns; found NoneType."),
     ],
     ids=lambda x: str(x)[:30],
 )
 def test_arguments_of_the_wrong_type(unchecked, simulations, untrained, options, message):
-    arguments = {"simulations": simulations, "observed": ["y"], "key": KEY, **options}
+    arguments = {"simulations": simulations, "key": KEY, **options}
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-        cpe.fit(groups, **arguments)
+        cpe.fit(cpe.Model(groups, observed=["y"]), **arguments)

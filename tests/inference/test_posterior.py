@@ -19,6 +19,8 @@ import xarray as xr
 
 import cpejax as cpe
 from cpejax.inference import posterior as _posterior
+from cpejax.inference.trees import to_tree
+from cpejax.util.files import digest
 
 KEY = jax.random.key(0)
 SMALL = {"width": 16, "depth": 1, "hidden": 16, "components": 2}
@@ -35,8 +37,9 @@ def groups(size=3, spread=1.0):
 
 def fitted(program, observed, n=600, **options):
     simulations = cpe.simulate(cpe.Model(program, observed=observed), n, key=KEY)
-    settings = {"method": cpe.CPE(**SMALL), "max_epochs": 8, "learning_rate": 1e-2, "key": KEY, **options}
-    return cpe.fit(program, simulations, **settings)
+    method = options.pop("method", cpe.CPE(**SMALL))
+    training = cpe.Training(**{"max_epochs": 8, "learning_rate": 1e-2, **options})
+    return cpe.fit(program, simulations, method=method, key=KEY, training=training)
 
 
 @pytest.fixture(scope="module")
@@ -150,12 +153,12 @@ def test_another_observation_does_not_compile_again_and_chunks_change_nothing(
     with jax.log_compiles():
         posterior.sample(2000, given={"y": Y + 1, "total": 9.0}, key=jax.random.key(9))
         posterior.log_prob(tree, given={"y": Y + 1, "total": 9.0})
-        assert compilations(caplog, "_draw") + compilations(caplog, "_evaluate") == 0
+        assert compilations(caplog, "_draw") + compilations(caplog, "evaluate") == 0
 
         monkeypatch.setattr(_posterior, "MOST_NUMBERS", 600 * posterior.flow.numbers_per_draw())
         chunked = posterior.sample(2000, given=given, key=KEY)  # in 4 chunks of 500
         again = posterior.log_prob(tree, given=given)
-        assert compilations(caplog, "_draw") == compilations(caplog, "_evaluate") == 1  # what is counted exists
+        assert compilations(caplog, "_draw") == compilations(caplog, "evaluate") == 1  # what is counted exists
     assert chunked["posterior"]["theta"].shape == (1, 2000, 3, 2)
     assert len(np.unique(chunked["posterior"]["mu"])) == 2000  # no chunk twice
     for name in ("mu", "theta"):
@@ -169,8 +172,8 @@ def test_a_plate_may_be_called_what_we_call_an_axis(posterior):
         with numpyro.plate("observation", 2), numpyro.plate("draw", 3):
             numpyro.sample("x", dist.Normal(a, 1.0))
 
-    other = replace(posterior, graph=cpe.Model(program, observed=["x"]).graph)
-    drawn = other._to_tree({"a": np.zeros((4, 5))}, {"x": jnp.zeros((4, 3, 2))}, True, {})
+    other = replace(posterior, model=cpe.Model(program, observed=["x"]))
+    drawn = to_tree(other, {"a": np.zeros((4, 5))}, {"x": jnp.zeros((4, 3, 2))}, True, {})
     assert drawn["posterior"]["a"].dims == ("chain", "draw", "observation")
     assert drawn["observed_data"]["x"].dims == ("observation", "draw_plate", "observation_plate")
 
@@ -418,7 +421,7 @@ def test_draws_that_are_not_finite_are_an_error(posterior, given, monkeypatch):
     with pytest.raises(FloatingPointError, match=r"Of 100 draws some are not finite: 100 of 'theta'\. Such draws are"):
         broken(posterior).sample(100, given=given, key=KEY)
     # A single one of a single observation is enough.
-    draw = _posterior._draw_on_cores
+    draw = _posterior.draw_on_cores
 
     def spoilt(*args):
         values, counted = draw(*args)
@@ -426,7 +429,7 @@ def test_draws_that_are_not_finite_are_an_error(posterior, given, monkeypatch):
         mu[2, 5] = np.inf
         return {**values, "mu": mu}, counted
 
-    monkeypatch.setattr(_posterior, "_draw_on_cores", spoilt)
+    monkeypatch.setattr(_posterior, "draw_on_cores", spoilt)
     many = {"y": np.stack([Y, Y, Y]), "total": np.zeros(3)}
     with pytest.raises(FloatingPointError, match=r"1 of 'mu', for 1 of 3 observations, the first of which is number 2"):
         posterior.sample(10, given=many, key=KEY)
@@ -510,6 +513,17 @@ def test_arguments_of_the_wrong_type(unchecked, posterior, given):
         posterior.sample(5, given=given, key=KEY, solver="heun")
 
 
+def test_options_that_a_flow_does_not_use_are_errors(unchecked, posterior, given):
+    with pytest.raises(
+        TypeError, match=r"step=9 is no option of draws of this .*: its options are \['solver', 'steps'\]"
+    ):
+        posterior.sample(5, given=given, key=KEY, step=9)
+    with pytest.raises(TypeError, match=r"solver='rk45' is no option of densities .*: its options are \['steps'\]"):
+        posterior.log_prob({}, given=given, solver="rk45")
+    with pytest.raises(ValueError, match="steps=9 are of solver='euler'; 'rk45', the solver here, chooses its own"):
+        posterior.sample(5, given=given, key=KEY, solver="rk45", steps=9)
+
+
 # ---- files
 
 
@@ -562,7 +576,7 @@ def reseal(saved, **changes):
     path = saved / "posterior.json"
     about = {**json.loads(path.read_text()), **changes}
     about.pop("sha256")
-    path.write_text(json.dumps({**about, "sha256": _posterior.digest(json.dumps(about, sort_keys=True).encode())}))
+    path.write_text(json.dumps({**about, "sha256": digest(json.dumps(about, sort_keys=True).encode())}))
     return about
 
 
@@ -692,7 +706,7 @@ def test_every_embedding_learns_what_matters(module):
 
 def test_embeddings_are_given_again(of_a_set, tmp_path):
     of_a_set.save(tmp_path)
-    with pytest.raises(ValueError, match=r"has embeddings for \['y'\], which a file cannot hold: give method=cpe.CPE"):
+    with pytest.raises(ValueError, match=r"has embeddings for \['y'\], which a file cannot hold: give method=CPE"):
         cpe.load(tmp_path, series)
     with pytest.raises(ValueError, match="was made by CPE with"):
         cpe.load(tmp_path, series, method=cpe.CPE(**embedding(), members=9))
@@ -736,8 +750,8 @@ assert np.array_equal(cpe.load(FOLDER, program, method=method).log_prob(draws, g
         pytest.param(
             "cpe.CPE(embed={'x': cpe.ConvEmbedding((8,), 2, 4, 1, key=jax.random.key(0))})", marks=pytest.mark.slow
         ),
-        pytest.param("cpe.CPE(flow='triangular', hidden=8, width=8)", marks=pytest.mark.slow),
-        pytest.param("cpe.CPE(flow='discrete', hidden=8, width=8)", marks=pytest.mark.slow),
+        pytest.param("cpe.TriangularCPE(hidden=8, width=8)", marks=pytest.mark.slow),
+        pytest.param("cpe.DiscreteCPE(hidden=8, width=8)", marks=pytest.mark.slow),
         pytest.param("cpe.AIO()", marks=pytest.mark.slow),
     ],
 )

@@ -262,10 +262,13 @@ def _check_bijection(name: str, fn: dist.Distribution, value: Array) -> None:
     try:
         jax.eval_shape(lambda x: to_free(fn, x), value)
     except NotImplementedError as error:
-        raise ValueError(
-            f"Parameter '{name}' is {type(unwrap(fn)).__name__}, which has neither a cdf nor a bijection of its "
-            "support from the real numbers. Write it as a function of other sites (numpyro.deterministic)."
-        ) from error
+        words = (
+            "whose support has no bijection from the real numbers. Use coordinates='prior'."
+            if is_exact(fn)
+            else "which has neither a cdf nor a bijection of its support from the real numbers. Write it as a function "
+            "of other sites (numpyro.deterministic)."
+        )
+        raise ValueError(f"Parameter '{name}' is {type(unwrap(fn)).__name__}, {words}") from error
 
 
 def plates_first(x: Array, dims: tuple[str | None, ...], plates: tuple[str, ...]) -> Array:

@@ -12,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+ROWS = 100_000
+"""So many rows give quantiles that are exact enough."""
+
 
 class Fixed(eqx.Module):
     """A module whose arrays are set by the simulations, not trained."""
@@ -62,8 +65,13 @@ class Standardise(Fixed):
     heavy: tuple[int, ...] = eqx.field(static=True)
 
     def __init__(self, rows: np.ndarray, heavy: Sequence[int] | None = None):
-        """`rows`: simulated values, `(n, d)`. `heavy`: which columns are heavy-tailed, if that is known already."""
-        columns = Columns.of(rows, heavy)
+        """`rows`: simulated values, `(..., d)`, of which `ROWS` at most are looked at.
+
+        `heavy`: which columns are heavy-tailed, if that is known already.
+        """
+        rows = np.asarray(rows).reshape(-1, rows.shape[-1])
+        some = np.linspace(0, len(rows) - 1, min(len(rows), ROWS)).astype(int)
+        columns = Columns.of(rows[some], heavy)
         self.heavy = columns.heavy
         self.knots = jnp.asarray(columns.knots / columns.scale[list(self.heavy)][:, None], jnp.float32)
         self.scores = jnp.asarray(columns.scores, jnp.float32)
@@ -82,6 +90,15 @@ class Standardise(Fixed):
         """One number a column, for embeddings that know the value's shape: the score where the column is heavy."""
         linear = self._linear(x)
         return linear.at[..., list(self.heavy)].set(self._scores(x)) if self.heavy else linear
+
+    def undo_one_each(self, y: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        """The values of `one_each`; of heavy-tailed columns within what was simulated."""
+        x = self.centre + self.scale * y
+        if not self.heavy:
+            return x
+        which = list(self.heavy)
+        scaled = jax.vmap(jnp.interp, in_axes=(-1, None, 0), out_axes=-1)(y[..., which], self.scores, self.knots)
+        return x.at[..., which].set(scaled * self.scale[jnp.asarray(which)])
 
     def _linear(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         return jnp.clip((x - self.centre) / self.scale, -15.0, 15.0)

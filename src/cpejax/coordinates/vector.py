@@ -10,13 +10,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax.coordinates.bijections import to_free
 from cpejax.coordinates.prior import Coordinates, Values, plates_last
 from cpejax.coordinates.standardise import Fixed
-from cpejax.program.distributions import unwrap
 from cpejax.program.graph import Graph
 from cpejax.program.simulator import Program
 from cpejax.program.sites import Site, ground_members
@@ -86,7 +83,6 @@ class Vector(Fixed):
             for name in graph.parameters:
                 _check_density(graph.sites[name], math.prod(shapes[name].shape))
         if kind == "unconstrained":
-            jax.eval_shape(lambda values: self.coordinates.visit(values, _check_bijection), example)
             self.free = Coordinates(program, graph, values, free=True)
             shapes = jax.eval_shape(self.free.to_z, example)
 
@@ -206,13 +202,3 @@ def _check_density(site: Site, dimension: int) -> None:
             f"Parameter '{site.name}' ({site.distribution}) has {numbers} numbers that lie in a set of dimension "
             f"{dimension}, so it has no density in plain coordinates. Use coordinates='unconstrained'."
         )
-
-
-def _check_bijection(name: str, fn: dist.Distribution, value: Array) -> None:
-    try:
-        jax.eval_shape(lambda x: to_free(fn, x), value)
-    except NotImplementedError as error:
-        raise ValueError(
-            f"Parameter '{name}' is {type(unwrap(fn)).__name__}, whose support has no bijection from the real numbers. "
-            "Use coordinates='prior'."
-        ) from error

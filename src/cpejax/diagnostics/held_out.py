@@ -135,7 +135,7 @@ def log_density(
     given, _ = check_given(posterior, data)
     values, _ = check_draws(posterior, theta, set(given), len(next(iter(given.values()))))
     chunk = max(1, MOST_NUMBERS // (2 * flow.numbers_per_draw()))
-    density, error = evaluate_on_cores(flow, values, given, flow.density_steps, chunk)
+    density, error = evaluate_on_cores(flow, values, given, flow.density_options(), chunk)
     return None if error.any() else density[:, 0].astype(np.float64)
 
 

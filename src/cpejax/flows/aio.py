@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -25,13 +25,12 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from cpejax.coordinates.base import Prior, with_data
 from cpejax.coordinates.prior import Coordinates, Values, plates_last
-from cpejax.coordinates.standardise import Fixed, Standardise
+from cpejax.coordinates.standardise import Fixed
 from cpejax.coordinates.vector import Kind, labels_of
-from cpejax.flows.base import Flow, Solver
+from cpejax.flows.base import Flow, Method, check_options
 from cpejax.flows.conditioning import DataVector
-from cpejax.flows.diffusion import Diffusion, Predict
-from cpejax.flows.ode import log_density, transport
-from cpejax.flows.pse import Sampler
+from cpejax.flows.diffusion import Diffusion, Equation, Predict, check_rates
+from cpejax.flows.ode import Solver, log_density, step_options
 from cpejax.flows.strata import Runs
 from cpejax.nn.attention import Transformer
 from cpejax.program.graph import Graph
@@ -56,10 +55,8 @@ class AIOFlow(Flow):
 
     **Arguments:**
 
-    - `program`, `graph`: the program, without arguments, and its graph.
-    - `simulations`: by which values are standardised.
-    - `coordinates`, `mask`, `sampler`, `diffusion`: see `cpe.AIO`; `sizes`: those of `Transformer`.
-    - `like`: the `description` of a flow to be built alike.
+    - `program`, `graph`, `simulations`, `like`: as `cpe.Method` gives them to a flow.
+    - `coordinates`, `mask`, `sampler`, `beta_min`, `beta_max`: see `cpe.AIO`; `sizes`: those of `Transformer`.
     """
 
     vectors: Prior
@@ -70,7 +67,6 @@ class AIOFlow(Flow):
     sites: tuple[str, ...] = eqx.field(static=True)  # of each token
     mask: Mask = eqx.field(static=True)
     diffusion: Diffusion = eqx.field(static=True)
-    sampler: Sampler = eqx.field(static=True)
 
     def __init__(
         self,
@@ -80,11 +76,12 @@ class AIOFlow(Flow):
         *,
         coordinates: Kind,
         mask: Mask,
-        diffusion: Diffusion,
-        sampler: Sampler,
-        sizes: Mapping[str, int],
+        sampler: Equation,
+        beta_min: float,
+        beta_max: float,
         like: Mapping[str, Any] | None = None,
         key: PRNGKeyArray,
+        **sizes: int,
     ):
         values = {name: jnp.asarray(x, float) for name, x in simulations.items()}
         self.vectors = Prior(program, graph, values, coordinates)
@@ -96,7 +93,7 @@ class AIOFlow(Flow):
             )
         self.members = tuple(label.member for label in labels)
         self.sites = tuple(label.site for label in labels)
-        self.mask, self.diffusion, self.sampler = mask, diffusion, sampler
+        self.mask, self.diffusion = mask, Diffusion(float(beta_min), float(beta_max), sampler)
         self.net = Transformer(len(labels), **sizes, key=key)
         patterns = _patterns(graph)
         given = np.array([[site in pattern for site in self.sites] for pattern in patterns])
@@ -114,17 +111,11 @@ class AIOFlow(Flow):
     def any_subset(self) -> bool:
         return True
 
-    @property
-    def solver(self) -> Solver:
-        return "rk45" if self.sampler == "ode" else "euler"
+    def draw_options(self, *, solver: Solver | None = None, steps: int | None = None) -> dict[str, Any]:
+        return self.diffusion.draw_options(solver, steps)
 
-    @property
-    def steps(self) -> int:
-        return 20 if self.sampler == "ode" else 200
-
-    @property
-    def density_steps(self) -> int | None:
-        return None
+    def density_options(self, *, steps: int | None = None) -> dict[str, Any]:
+        return step_options(steps)
 
     def description(self) -> dict[str, Any]:
         return {"heavy": self.data.description()}
@@ -158,7 +149,7 @@ class AIOFlow(Flow):
             if name in given:
                 data[name] = jnp.broadcast_to(given[name], (len(numbers), *site.shape))
             else:
-                rows = _undo(self.data.standard[name], part.reshape(len(numbers), *self._shape(name)))
+                rows = self.data.standard[name].undo_one_each(part.reshape(len(numbers), *self._shape(name)))
                 data[name] = jax.vmap(lambda x, s=site: plates_last(x, s.shape, s.dims, tuple(graph.plates)))(rows)
         scaled = self.vectors.centre + self.vectors.scale * vector
         values = jax.vmap(self.vectors.vector.unflatten)(scaled, data) | data
@@ -237,30 +228,22 @@ class AIOFlow(Flow):
 
         return predict_all
 
-    def sample(
-        self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
-    ) -> tuple[Values, dict[str, Array]]:
+    def sample(self, data: Values, n: int, key: PRNGKeyArray, **options: Any) -> tuple[Values, dict[str, Array]]:
         numbers, given = self._known(data)
         key_base, key_steps = jax.random.split(key)
         u = jax.random.normal(key_base, (n, int((~given).sum())))
-        predict = self._predict(data)
-        if self.sampler == "ode":
-            u = transport(self.diffusion.flow(predict), u, steps=steps, solver=solver)
-        elif solver == "euler":
-            u = self.diffusion.reverse(predict, u, steps, key=key_steps)
-        else:
-            raise ValueError("The reverse SDE goes in equal steps: solver must be 'euler', or cpe.AIO(sampler='ode').")
+        u = self.diffusion.draw(self._predict(data), u, key=key_steps, **options)
         everything = jnp.broadcast_to(numbers, (n, len(numbers))).at[:, np.flatnonzero(~given)].set(u)
         return self._values(everything, data), {}
 
-    def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:
-        return self.log_probs(values, data, steps=steps).mean(1)
+    def log_prob(self, values: Values, data: Values, **options: Any) -> Float[Array, " n"]:
+        return self.log_probs(values, data, **options).mean(1)
 
-    def log_probs(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, "n k"]:
+    def log_probs(self, values: Values, data: Values, **options: Any) -> Float[Array, "n k"]:
         full = with_data(values, data)
         _, given = self._known(data)
         u = self._numbers(full)[:, ~given]
-        found = log_density(self.diffusion.flow(self._predict(data)), u, steps=steps)
+        found = log_density(self.diffusion.flow(self._predict(data)), u, **options)
         return found + self._log_volume(full, given)[:, None]
 
     def _log_volume(self, full: Values, given: Bool[np.ndarray, " t"]) -> Float[Array, " n"]:
@@ -291,11 +274,56 @@ def _patterns(graph: Graph) -> list[tuple[str, ...]]:
     return found
 
 
-def _undo(standard: Standardise, y: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-    """The values of `standard.one_each`; of heavy-tailed columns within what was simulated."""
-    x = standard.centre + standard.scale * y
-    if not standard.heavy:
-        return x
-    which = list(standard.heavy)
-    scaled = jax.vmap(jnp.interp, in_axes=(-1, None, 0), out_axes=-1)(y[..., which], standard.scores, standard.knots)
-    return x.at[..., which].set(scaled * standard.scale[jnp.asarray(which)])
+@dataclass(frozen=True)
+class AIO(Method):
+    """All-in-one posterior estimation (Gloeckler et al. 2024), with the paper's transformer.
+
+    It conditions on any subset of sites: `given` may hold parameters, and lack data. What is not given is drawn,
+    missing data as continuous numbers.
+
+    **Arguments:**
+
+    - `coordinates`, `sampler`, `beta_min`, `beta_max`: see `cpe.FMPE` and `cpe.PSE`.
+    - `mask`: who may read whom. `"directed"`, as in the paper: each number its parents in the posterior program of what
+        is not given. `"undirected"`: its neighbours in the moral graph. `"none"`: everyone everyone.
+    - `layers`, `heads`: of the transformer; the original has 6 and 4.
+    - `value`, `name`, `condition`: the widths of the embeddings of a number's value, of which number it is, and of
+        whether it is given. `widening`: how many times wider the hidden layer of each block is.
+
+    ??? example
+
+        ```python
+        posterior = cpe.fit(program, simulations, method=cpe.AIO(), key=jax.random.key(1))
+        posterior.sample(1000, given={"mu": 0.3}, key=jax.random.key(2)).posterior["y"]
+        ```
+
+    ??? cite "Reference"
+
+        Gloeckler et al., All-in-one simulation-based inference, ICML 2024.
+    """
+
+    flow: ClassVar[type[Flow]] = AIOFlow
+    training: ClassVar[Mapping[str, Any]] = {"learning_rate": 1e-3, "weight_decay": 0.0}
+
+    coordinates: Kind = "plain"
+    mask: Mask = "directed"
+    layers: int = 1
+    heads: int = 1
+    value: int = 32
+    name: int = 32
+    condition: int = 8
+    widening: int = 4
+    sampler: Equation = "ode"
+    beta_min: float = 0.1
+    beta_max: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_rates(self.beta_min, self.beta_max)
+        width = self.value + self.name + self.condition
+        if width % self.heads:
+            raise ValueError(f"value + name + condition is {width}, which {self.heads} heads cannot share equally.")
+
+    def least_weights(self) -> int:
+        width = self.value + self.name + self.condition
+        return width**2 * max(self.layers, self.widening)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax.coordinates.base import Prior
+from cpejax.coordinates.base import Prior, with_data
 from cpejax.coordinates.prior import Coordinates, Values, plates_first
 from cpejax.coordinates.standardise import Standardise
 from cpejax.coordinates.vector import Kind
-from cpejax.flows.base import Flow
+from cpejax.flows.base import Flow, check_embed
 from cpejax.nn.activations import silu
 from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import on_rows, split_columns, weigh
@@ -45,13 +45,12 @@ class DataVector(eqx.Module):
         embed: Mapping[str, Embedding],
         heavy: Mapping[str, Sequence[int]] | None = None,
     ):
+        check_embed(embed, graph)
         self.graph, self.embed = graph, dict(embed)
         self.standard = {}
         for name in graph.data:
             rows = np.asarray(self._rows(name, jnp.asarray(values[name], float)))
-            rows = rows.reshape(-1, rows.shape[-1])
-            some = np.linspace(0, len(rows) - 1, min(len(rows), 100_000)).astype(int)
-            self.standard[name] = Standardise(rows[some], None if heavy is None else heavy[name])
+            self.standard[name] = Standardise(rows, None if heavy is None else heavy[name])
 
     def description(self) -> dict[str, list[int]]:
         """`heavy`, for building it again."""
@@ -89,14 +88,18 @@ class DataVector(eqx.Module):
 
 
 class VectorFlow(Flow):
-    """A flow of all parameters as one vector, of which `base` has the prior's law, given all data as one vector.
+    """A flow of all parameters as one vector `u` of real numbers, given all data as another, `x`.
+
+    A subclass writes `loss`, whose rows have `u` and, by `of_rows`, `x`; `draw_vectors`; and `log_density` of vectors.
 
     **Arguments:**
 
-    - `program`, `graph`: the program, without arguments, and its graph.
-    - `simulations`: by which values are standardised.
-    - `embed`, `coordinates`: see `cpe.CPE`.
-    - `like`: the `description` of a flow to be built alike.
+    - `program`, `graph`, `simulations`, `like`: as `cpe.Method` gives them to a flow.
+    - `embed`: an Equinox module for a data site; see `cpe.CPE`.
+    - `coordinates`: see `cpe.FMPE`.
+
+    **Attributes:** `base` maps parameters to vectors and back, and has the prior as a distribution of vectors; its
+    `size` is the length of `u`. `data` makes `x` of data; its `size` is the length of `x`.
     """
 
     base: Prior
@@ -107,14 +110,14 @@ class VectorFlow(Flow):
         program: Program,
         graph: Graph,
         simulations: Mapping[str, np.ndarray],
-        embed: Mapping[str, Embedding],
         *,
-        coordinates: Kind,
-        like: Mapping[str, Any] | None,
+        embed: Mapping[str, Embedding] | None = None,
+        coordinates: Kind = "unconstrained",
+        like: Mapping[str, Any] | None = None,
     ):
         values = {name: jnp.asarray(x, float) for name, x in simulations.items()}
         self.base = Prior(program, graph, values, coordinates)
-        self.data = DataVector(graph, values, embed, like["heavy"] if like else None)
+        self.data = DataVector(graph, values, embed or {}, like["heavy"] if like else None)
 
     @property  # type: ignore[misc]
     def coordinates(self) -> Coordinates:  # type: ignore[override]
@@ -139,6 +142,22 @@ class VectorFlow(Flow):
     def of_observation(self, data: Values) -> Float[Array, "1 f"]:
         """The data's vector of one observation."""
         return self.data({name: x[None] for name, x in data.items()})
+
+    def draw_vectors(self, data: Values, n: int, key: PRNGKeyArray) -> tuple[Float[Array, "n d"], dict[str, Array]]:
+        """`n` vectors for one observation, and counts as `sample` has them."""
+        raise NotImplementedError
+
+    def log_density(self, u: Float[Array, "n d"], data: Values) -> Float[Array, " n"]:
+        """The log-density of vectors for one observation."""
+        raise NotImplementedError
+
+    def sample(self, data: Values, n: int, key: PRNGKeyArray, **options: Any) -> tuple[Values, dict[str, Array]]:
+        u, counts = self.draw_vectors(data, n, key, **options)
+        return self.base.to_values(u, data), {**counts, **self.base.count_clipped(u)}
+
+    def log_prob(self, values: Values, data: Values, **options: Any) -> Float[Array, " n"]:
+        full = with_data(values, data)
+        return self.log_density(self.base.to_vectors(full), data, **options) + self.base.log_volume(full)
 
 
 class Condition(eqx.Module):

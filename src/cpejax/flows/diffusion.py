@@ -10,27 +10,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax.flows.ode import Field, grid
+from cpejax.flows.ode import Field, Solver, grid, solver_options, step_options, transport
 from cpejax.flows.strata import Runs
 
+Equation = Literal["ode", "sde"]
 Predict = Callable[[Array, Float[Array, "n d"]], Float[Array, "n d"]]
 """The noise in `n` noisy vectors, from the time as networks read it."""
 
 SHORTEST = 1e-5
 """The time at which sampling ends, and below which none is trained on."""
+SDE_STEPS = 200
+"""The steps of the reverse diffusion unless the user says otherwise."""
 
 
 @dataclass(frozen=True)
 class Diffusion:
-    """The schedule `β(t) = low + t (high − low)` for t in [0, 1]."""
+    """The schedule `β(t) = low + t (high − low)` for t in [0, 1], and by which equation draws turn it back."""
 
     low: float
     high: float
+    equation: Equation = "ode"
 
     def angle(self, t: Array | float) -> Array:
         """`a(t)`."""
@@ -77,7 +82,24 @@ class Diffusion:
 
         return field
 
-    def reverse(self, predict: Predict, u: Float[Array, "n d"], steps: int, *, key: PRNGKeyArray) -> Array:
+    def draw_options(self, solver: Solver | None, steps: int | None) -> dict[str, Any]:
+        """The options of a draw: of a solver, or the steps of the stochastic equation."""
+        if self.equation == "ode":
+            return solver_options("rk45" if solver is None else solver, steps)
+        if solver is not None:
+            raise ValueError(
+                f"The reverse SDE goes in equal steps and has no solver; found solver={solver!r}. Leave it out, or fit "
+                "with sampler='ode'."
+            )
+        return step_options(SDE_STEPS if steps is None else steps)
+
+    def draw(self, predict: Predict, u: Float[Array, "n d"], *, key: PRNGKeyArray, **options: Any) -> Array:
+        """From the base to draws, by the options of `draw_options`."""
+        if self.equation == "ode":
+            return transport(self.flow(predict), u, **options)
+        return self.reverse(predict, u, key=key, **options)
+
+    def reverse(self, predict: Predict, u: Float[Array, "n d"], *, steps: int, key: PRNGKeyArray) -> Array:
         """The reverse diffusion, from the base, by steps that are exact where the estimate of `u₁` is.
 
         A step draws from the law of the noisy vector at the next angle given this one and the estimate (the ancestral
@@ -98,3 +120,11 @@ class Diffusion:
             return jnp.cos(then) * clean + kept * noise + spread * fresh, None
 
         return jax.lax.scan(step, u, jnp.arange(steps))[0]
+
+
+def check_rates(low: Any, high: Any) -> None:
+    """The rates of a diffusion, as options of a method."""
+    if not all(isinstance(x, int | float) for x in (low, high)) or not 0 <= low < high < math.inf:
+        raise ValueError(
+            f"beta_min and beta_max must be numbers, 0 <= beta_min < beta_max; found {low!r} and {high!r}."
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -12,9 +11,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.base import with_data
 from cpejax.coordinates.prior import Values
-from cpejax.flows.base import Solver
 from cpejax.flows.conditioning import VectorFlow
-from cpejax.flows.ode import Field, log_density, transport
+from cpejax.flows.ode import Field, Solver, log_density, solver_options, step_options, transport
 from cpejax.flows.strata import Runs
 from cpejax.nn.activations import silu
 from cpejax.nn.linear import on_rows, split_columns, weigh
@@ -67,29 +65,13 @@ class JointFlow(VectorFlow):
 
     net: JointNet
 
-    def __init__(
-        self,
-        *args: Any,
-        width: int,
-        hidden: int,
-        like: Mapping[str, Any] | None = None,
-        key: PRNGKeyArray,
-        **kwargs: Any,
-    ):
-        super().__init__(*args, like=like, **kwargs)
+    def __init__(self, *args: Any, width: int, hidden: int, key: PRNGKeyArray, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self.net = JointNet(self.base.size, self.data.size, width, hidden, key=key)
 
     @abstractmethod
     def field(self, data: Float[Array, "1 h"]) -> Field:
         """The field for one observation, whose part of the first joint layer is `data`."""
-
-    @property
-    def solver(self) -> Solver:
-        return "rk45"
-
-    @property
-    def density_steps(self) -> int | None:
-        return None
 
     def numbers_per_draw(self) -> int:
         width, hidden = self.net.theta.out_size, self.net.layers[0].out_features
@@ -105,21 +87,28 @@ class JointFlow(VectorFlow):
 
     # Draws and densities
 
+    def draw_options(self, *, solver: Solver = "rk45", steps: int | None = None) -> dict[str, Any]:
+        return solver_options(solver, steps)
+
+    def density_options(self, *, steps: int | None = None) -> dict[str, Any]:
+        return step_options(steps)
+
     def _of_observation(self, data: Values) -> Float[Array, "1 h"]:
         return self.net.of_data(self.of_observation(data))
 
-    def sample(
-        self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
-    ) -> tuple[Values, dict[str, Array]]:
+    def draw_vectors(
+        self, data: Values, n: int, key: PRNGKeyArray, **options: Any
+    ) -> tuple[Float[Array, "n d"], dict[str, Array]]:
         u = jax.random.normal(key, (n, self.base.size))
-        u = transport(self.field(self._of_observation(data)), u, steps=steps, solver=solver)
-        return self.base.to_values(u, data), self.base.count_clipped(u)
+        return transport(self.field(self._of_observation(data)), u, **options), {}
 
-    def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:
-        return self.log_probs(values, data, steps=steps).mean(1)
+    def log_density(self, u: Float[Array, "n d"], data: Values, **options: Any) -> Float[Array, " n"]:
+        return self._log_densities(u, data, **options).mean(1)
 
-    def log_probs(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, "n k"]:
+    def _log_densities(self, u: Float[Array, "n d"], data: Values, **options: Any) -> Float[Array, "n k"]:
+        return log_density(self.field(self._of_observation(data)), u, **options)
+
+    def log_probs(self, values: Values, data: Values, **options: Any) -> Float[Array, "n k"]:
         full = with_data(values, data)
-        field = self.field(self._of_observation(data))
-        found = log_density(field, self.base.to_vectors(full), steps=steps)
+        found = self._log_densities(self.base.to_vectors(full), data, **options)
         return found + self.base.log_volume(full)[:, None]

@@ -1,12 +1,13 @@
-"""Moving draws along a field, and the density of where they arrive.
+"""Moving draws along a field, and the density of where they arrive: every solver of the library.
 
-A field gives `du/ds` for `n` draws at a time `s` that all of them share; `s` goes from 0, the base, to 1.
+A rate gives the derivative of a state by time. States are arrays, or trees of them; `times` say what a rate reads of
+each point of a grid: the time itself, or what a network makes of it, computed for all points at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import diffrax
 import jax
@@ -14,14 +15,47 @@ import jax.numpy as jnp
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
-from cpejax.flows.base import Solver
+from cpejax.program.simulations import check_count
 
+Solver = Literal["euler", "rk45"]
+Rate = Callable[[Any, Any], Any]
 Field = Callable[[Array, Float[Array, "n d"]], Float[Array, "n d"]]
+"""`du/ds` for `n` draws at a time `s` that all of them share; `s` goes from 0, the base, to 1."""
 
+STEPS = 20
+"""The steps of Euler's method unless the user says otherwise."""
 EXACT = 32
 """The most dimensions whose divergence is computed exactly, by one derivative for each."""
 PROBES = 16
 """Random directions of Hutchinson's estimate in more dimensions."""
+FOLDED = 1e-30
+"""The least derivative of a step."""
+GONE = 1e4
+"""Where no normal variable is."""
+
+
+# What a user may ask for
+
+
+def solver_options(solver: Any, steps: Any) -> dict[str, Any]:
+    """The options of a draw by a solver: `steps` are those of Euler's method."""
+    if solver not in get_args(Solver):
+        raise ValueError(f"solver must be 'euler' or 'rk45', found {solver!r}.")
+    if solver == "euler":
+        return {"solver": solver, **step_options(STEPS if steps is None else steps)}
+    if steps is not None:
+        raise ValueError(f"steps={steps!r} are of solver='euler'; 'rk45', the solver here, chooses its own.")
+    return {"solver": solver}
+
+
+def step_options(steps: Any) -> dict[str, Any]:
+    """The number of steps as an option; `None`, where a flow allows it: as many as the error asks for."""
+    if steps is not None:
+        check_count(steps, "steps")
+    return {"steps": None if steps is None else int(steps)}
+
+
+# Solvers
 
 
 def grid(steps: int) -> Float[Array, " points"]:
@@ -29,22 +63,42 @@ def grid(steps: int) -> Float[Array, " points"]:
     return 1 - (1 - jnp.arange(steps + 1) / steps) ** 2
 
 
-def transport(field: Field, u: Float[Array, "n d"], *, steps: int, solver: Solver) -> Float[Array, "n d"]:
-    """From the base at `s = 0` to `s = 1`, by Euler's method on `grid` or by adaptive Runge-Kutta steps."""
-    if solver == "rk45":
-        return rk45(field, u, 0.0, 1.0)
-    s = grid(steps)
+def euler(rate: Rate, state: Any, widths: Float[Array, " steps"], times: Any) -> Any:
+    """Euler's method, of order 1, forwards; `times`: of the start of each step."""
 
-    def step(u: Array, i: Array) -> tuple[Array, None]:
-        return u + (s[i + 1] - s[i]) * field(s[i], u), None
+    def step(state: Any, x: tuple[Array, Any]) -> tuple[Any, None]:
+        h, time = x
+        return jax.tree.map(lambda y, r: y + h * r, state, rate(time, state)), None
 
-    return jax.lax.scan(step, u, jnp.arange(steps))[0]
+    return jax.lax.scan(step, state, (widths, times))[0]
 
 
-def rk45(field: Callable[[Array, Any], Any], state: Any, start: float, end: float) -> Any:
+def heun_back(
+    rate: Rate, state: Any, widths: Float[Array, " steps"], times: Any, each: Callable[..., Any] | None = None
+) -> Any:
+    """Heun's method, of order 2, from the last of `times`, of all points, back to the first.
+
+    `each(step, state)`, by default `step(state)`: makes a step where more is asked of it than the state after it.
+    """
+
+    def back(state: Any, x: tuple[Array, Any, Any]) -> tuple[Any, None]:
+        h, start, end = x
+
+        def step(state: Any) -> Any:
+            first = rate(end, state)
+            second = rate(start, jax.tree.map(lambda y, r: y - h * r, state, first))
+            return jax.tree.map(lambda y, a, b: y - h / 2 * (a + b), state, first, second)
+
+        return (step(state) if each is None else each(step, state)), None
+
+    ends = (jax.tree.map(lambda t, cut=cut: t[cut], times) for cut in (slice(-1), slice(1, None)))
+    return jax.lax.scan(back, state, (widths, *ends), reverse=True)[0]
+
+
+def rk45(rate: Rate, state: Any, start: float, end: float) -> Any:
     """Dormand and Prince's 5(4) with SciPy's default tolerances; all draws take the same steps."""
     solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda s, state, _: field(jnp.asarray(s), state)),
+        diffrax.ODETerm(lambda s, state, _: rate(jnp.asarray(s), state)),
         diffrax.Dopri5(),
         t0=start,
         t1=end,
@@ -54,6 +108,18 @@ def rk45(field: Callable[[Array, Any], Any], state: Any, start: float, end: floa
         max_steps=4096,
     )
     return jax.tree.map(lambda x: x[0], solution.ys)
+
+
+# Draws and densities
+
+
+def transport(field: Field, u: Float[Array, "n d"], *, solver: Solver, steps: int | None = None) -> Float[Array, "n d"]:
+    """From the base at `s = 0` to `s = 1`, by Euler's method on `grid` or by adaptive Runge-Kutta steps."""
+    if solver == "rk45":
+        return rk45(field, u, 0.0, 1.0)
+    assert steps is not None
+    s = grid(steps)
+    return euler(field, u, s[1:] - s[:-1], s[:-1])
 
 
 def log_density(field: Field, u: Float[Array, "n d"], *, steps: int | None) -> Float[Array, "n k"]:
@@ -77,12 +143,22 @@ def log_density(field: Field, u: Float[Array, "n d"], *, steps: int | None) -> F
         base, divergence = rk45(rate, state, 1.0, 0.0)
     else:
         s = grid(steps)
-
-        def back(state: Any, i: Array) -> tuple[Any, None]:
-            h = s[i + 1] - s[i]
-            first = rate(s[i + 1], state)
-            second = rate(s[i], jax.tree.map(lambda x, r: x - h * r, state, first))
-            return jax.tree.map(lambda x, a, b: x - h / 2 * (a + b), state, first, second), None
-
-        (base, divergence), _ = jax.lax.scan(back, state, jnp.arange(steps)[::-1])
+        base, divergence = heun_back(rate, state, s[1:] - s[:-1], s)
     return norm.logpdf(base).sum(-1)[:, None] + divergence
+
+
+def log_density_of_steps(rate: Rate, y: Array, widths: Float[Array, " steps"], times: Any) -> Array:
+    """The log-density of each number by itself, which steps of Heun's method take back to a standard normal one.
+
+    The derivative is that of the steps themselves, not of the equation that they approximate: what is returned is then
+    a density that integrates to one, with however few steps. A rate acts on each number alone, so it takes one JVP.
+    """
+
+    def each(step: Callable[[Array], Array], state: tuple[Array, Array]) -> tuple[Array, Array]:
+        y, log_derivative = state
+        y, derivative = jax.jvp(step, (y,), (jnp.ones_like(y),))
+        # A step that folds is no map; there is no density where it does, nor far away.
+        return jnp.clip(y, -GONE, GONE), log_derivative + jnp.log(jnp.clip(derivative, FOLDED, 1 / FOLDED))
+
+    y, log_derivative = heun_back(rate, (y, jnp.zeros_like(y)), widths, times, each)
+    return norm.logpdf(y) + log_derivative

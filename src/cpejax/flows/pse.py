@@ -8,7 +8,9 @@ times shared in a batch, as in FMPE. As in the original the base is N(0, I), whe
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -16,35 +18,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.prior import Values
-from cpejax.flows.base import Solver
-from cpejax.flows.diffusion import Diffusion, Predict
+from cpejax.coordinates.vector import Kind
+from cpejax.flows.base import Flow, Method, check_options
+from cpejax.flows.diffusion import Diffusion, Equation, Predict, check_rates
 from cpejax.flows.joint import JointFlow
-from cpejax.flows.ode import Field
+from cpejax.flows.ode import Field, Solver
 from cpejax.flows.strata import Runs
-
-Sampler = Literal["ode", "sde"]
+from cpejax.nn.embeddings import Embedding
 
 
 class PSEFlow(JointFlow):
     """The diffusion turned back, as an ordinary or as a stochastic differential equation.
 
-    **Arguments:** as `JointFlow`, and `diffusion`, `sampler`: see `cpe.PSE`.
+    **Arguments:** as `JointFlow`, and `sampler`, `beta_min`, `beta_max`: see `cpe.PSE`.
     """
 
     diffusion: Diffusion = eqx.field(static=True)
-    sampler: Sampler = eqx.field(static=True)
 
-    def __init__(self, *args: Any, diffusion: Diffusion, sampler: Sampler, **kwargs: Any):
+    def __init__(self, *args: Any, sampler: Equation, beta_min: float, beta_max: float, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.diffusion, self.sampler = diffusion, sampler
-
-    @property
-    def solver(self) -> Solver:
-        return "rk45" if self.sampler == "ode" else "euler"
-
-    @property
-    def steps(self) -> int:
-        return 20 if self.sampler == "ode" else 200
+        self.diffusion = Diffusion(float(beta_min), float(beta_max), sampler)
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The squared error of the predicted noise."""
@@ -63,14 +56,48 @@ class PSEFlow(JointFlow):
     def field(self, data: Float[Array, "1 h"]) -> Field:
         return self.diffusion.flow(self._predict(data))
 
-    def sample(
-        self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
-    ) -> tuple[Values, dict[str, Array]]:
-        if self.sampler == "ode":
-            return super().sample(data, n, key, steps=steps, solver=solver)
-        if solver != "euler":
-            raise ValueError("The reverse SDE goes in equal steps: solver must be 'euler', or cpe.PSE(sampler='ode').")
-        key_base, key_steps = jax.random.split(key)
+    def draw_options(self, *, solver: Solver | None = None, steps: int | None = None) -> dict[str, Any]:
+        return self.diffusion.draw_options(solver, steps)
+
+    def draw_vectors(
+        self, data: Values, n: int, key: PRNGKeyArray, **options: Any
+    ) -> tuple[Float[Array, "n d"], dict[str, Array]]:
+        key_base, key_steps = (key, key) if self.diffusion.equation == "ode" else jax.random.split(key)
         u = jax.random.normal(key_base, (n, self.base.size))
-        u = self.diffusion.reverse(self._predict(self._of_observation(data)), u, steps, key=key_steps)
-        return self.base.to_values(u, data), self.base.count_clipped(u)
+        return self.diffusion.draw(self._predict(self._of_observation(data)), u, key=key_steps, **options), {}
+
+
+@dataclass(frozen=True)
+class PSE(Method):
+    """Posterior score estimation (Sharrock et al. 2024), with the paper's network.
+
+    **Arguments:**
+
+    - `coordinates`, `embed`, `width`, `hidden`: see `cpe.FMPE`.
+    - `sampler`: `"ode"`, the probability-flow equation, by the `solver` of `sample`; or `"sde"`, the reverse
+        diffusion in `steps` steps, 200 unless said otherwise. The density is that of the equation in both cases.
+    - `beta_min`, `beta_max`: the diffusion's rate at its start and end.
+
+    ??? cite "Reference"
+
+        Sharrock et al., Sequential neural score estimation: likelihood-free inference with conditional score based
+        diffusion models, ICML 2024.
+    """
+
+    flow: ClassVar[type[Flow]] = PSEFlow
+    training: ClassVar[Mapping[str, Any]] = {"learning_rate": 3e-4, "weight_decay": 0.0}
+
+    coordinates: Kind = "plain"
+    embed: Mapping[str, Embedding] = field(default_factory=dict)
+    width: int = 128
+    hidden: int = 256
+    sampler: Equation = "ode"
+    beta_min: float = 0.1
+    beta_max: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_rates(self.beta_min, self.beta_max)
+
+    def least_weights(self) -> int:
+        return self.width**2 + self.hidden**2

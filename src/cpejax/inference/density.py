@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -27,7 +30,7 @@ def check_density(found: Float[np.ndarray, "*draws"]) -> None:
 
 
 def _densities(
-    flow: Flow, values: Values, data: Values, steps: int | None, chunk: int
+    flow: Flow, values: Values, data: Values, options: Mapping[str, Any], chunk: int
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """The log-density of draws and its standard error, in chunks that bound memory."""
     n = len(next(iter(values.values())))
@@ -36,7 +39,7 @@ def _densities(
 
     def part(values: Values) -> tuple[Array, Array]:
         inside = jax.vmap(lambda v: flow.coordinates.in_support({**v, **data}))(values)
-        each = flow.log_probs(values, data, steps=steps)
+        each = flow.log_probs(values, data, **options)
         k = each.shape[1]
         error = jnp.zeros(len(each)) if k == 1 else each.std(1, ddof=1) / k**0.5
         return jnp.where(inside, each.mean(1), -jnp.inf), jnp.where(inside, error, 0.0)
@@ -51,34 +54,34 @@ def _densities(
 
 @eqx.filter_jit
 def evaluate(
-    flow: Flow, values: Values, data: Values, steps: int | None, chunk: int
+    flow: Flow, values: Values, data: Values, options: Mapping[str, Any], chunk: int
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
     """The densities of draws for one observation."""
-    return _densities(flow, values, data, steps, chunk)
+    return _densities(flow, values, data, options, chunk)
 
 
 @eqx.filter_jit
 def _evaluate_each(
-    flow: Flow, values: Values, data: Values, steps: int | None, chunk: int
+    flow: Flow, values: Values, data: Values, options: Mapping[str, Any], chunk: int
 ) -> tuple[Float[Array, "observations n"], Float[Array, "observations n"]]:
     """The densities of draws `(observations, n, ...)` for each observation, so many at once as `chunk` allows."""
     count, n = next(iter(values.values())).shape[:2]
     batches = -(-count // max(1, min(count, chunk // n)))
     batch = -(-count // batches)
     filled = jax.tree.map(lambda v: v[jnp.arange(batches * batch) % count], (values, data))
-    out = jax.lax.map(lambda x: _densities(flow, x[0], x[1], steps, chunk), filled, batch_size=batch)
+    out = jax.lax.map(lambda x: _densities(flow, x[0], x[1], options, chunk), filled, batch_size=batch)
     return jax.tree.map(lambda v: v[:count], out)
 
 
 def evaluate_on_cores(
-    flow: Flow, values: Values, data: Values, steps: int | None, chunk: int
+    flow: Flow, values: Values, data: Values, options: Mapping[str, Any], chunk: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """`_evaluate_each` of a share of the observations on each core."""
     count = len(next(iter(values.values())))
     shares = min(cores(), count)
     which = np.arange(shares * -(-count // shares)).reshape(shares, -1) % count  # the last is filled
     each = [
-        (flow, {n: x[w] for n, x in values.items()}, {n: x[w] for n, x in data.items()}, steps, chunk) for w in which
+        (flow, {n: x[w] for n, x in values.items()}, {n: x[w] for n, x in data.items()}, options, chunk) for w in which
     ]
     done = on_cores(_evaluate_each, each)
     density, error = (np.concatenate([np.asarray(part[i]) for part in done])[:count] for i in range(2))

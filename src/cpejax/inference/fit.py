@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.prior import Values
+from cpejax.flows.ancestral.method import CPE
 from cpejax.flows.base import Flow, Method
 from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.loading import say_doubtful
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.progress import Bar
-from cpejax.inference.registry import CPE
 from cpejax.inference.sampling import MOST_NUMBERS
 from cpejax.inference.settings import DIVERGED, Training
 from cpejax.inference.training import split, train
@@ -158,7 +158,7 @@ def _score(flow: Flow, values: Values, parameters: frozenset[str]) -> tuple[Floa
     def one(values: Values) -> tuple[Array, Array]:
         drawn = {name: x[None] for name, x in values.items() if name in parameters}
         data = {name: x for name, x in values.items() if name not in parameters}
-        log_q = flow.log_probs(drawn, data, steps=flow.density_steps).mean()
+        log_q = flow.log_probs(drawn, data, **flow.density_options()).mean()
         return log_q, flow.coordinates.log_prior(values)
 
     return jax.lax.map(one, values, batch_size=batch)

@@ -40,7 +40,8 @@ def load(folder: str | Path, model: Model | Program, *, method: Method | None = 
     - `model`: the `cpe.Model`, or the NumPyro program without arguments, that it was fitted to. Its graph must be the
         same, and every site's distribution at a few stored simulations. Of a simulator on the host, which is not
         called, a change of its code is said on stderr.
-    - `method`: needed only where the method has modules of the user's own (`embed`), which a file cannot hold.
+    - `method`: needed only where the method has modules of the user's own (`embed`), which a file cannot hold, or
+        where it is the user's own and its class is not defined yet.
 
     Files are data: loading runs no code from them.
     """
@@ -116,16 +117,7 @@ def _read_weights(path: Path, about: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def _check_size(method: Method, stored: int, folder: Path) -> None:
     """A method's options fit so many stored weights: networks that could not be in the file are never built."""
-    found = {name: getattr(method, name, None) for name in _SIZES}
-    size = {name: value if isinstance(value, int) else 0 for name, value in found.items()}
-    depth = size["depth"] if getattr(method, "flow", None) == "ancestral" else 1
-    tokens = size["value"] + size["name"] + size["condition"]  # of AIO
-    least = max(
-        size["width"] ** 2 * depth,  # every network of that width has a layer from it to itself
-        size["hidden"] ** 2,
-        tokens**2 * max(size["layers"], size["widening"]),
-        *size.values(),
-    )
+    least = method.least_weights()
     if least > stored:
         raise ValueError(
             f"The posterior in {folder} has {stored} stored weights, but {method} has at least {least}: its options "
@@ -133,16 +125,7 @@ def _check_size(method: Method, stored: int, folder: Path) -> None:
         )
 
 
-_SIZES = (
-    *("width", "hidden", "depth", "components", "blocks", "rank"),
-    *("value", "name", "condition", "layers", "heads", "widening"),
-)
-"""The options that networks grow with."""
-
-
 def _read_method(about: dict[str, Any], method: Method | None, folder: Path) -> Method:
-    if about["method"] not in METHODS:
-        raise ValueError(f"The posterior in {folder} is of method {about['method']!r}; known are {sorted(METHODS)}.")
     options = dict(about["options"])
     if method is not None:
         if type(method).__name__ != about["method"] or method_options(method) != options:
@@ -150,9 +133,14 @@ def _read_method(about: dict[str, Any], method: Method | None, folder: Path) -> 
                 f"The posterior in {folder} was made by {about['method']} with {options}, not by {method}."
             )
         return method
+    if about["method"] not in METHODS:
+        raise ValueError(
+            f"The posterior in {folder} is of method {about['method']!r}; known are {sorted(METHODS)}. Import the file "
+            "that defines it first, or give method=."
+        )
     if options.pop("embed", None):
         raise ValueError(
             f"The posterior in {folder} has embeddings for {about['options']['embed']}, which a file cannot hold: "
-            f"give method=cpe.{about['method']}(embed={{...}}) with the same modules."
+            f"give method={about['method']}(embed={{...}}) with the same modules."
         )
     return METHODS[about["method"]](**options)

@@ -24,7 +24,7 @@ def climb(flow: Flow, vector: Vector, values: Values, data: Values, free: tuple[
         return {name: found[name] for name in free}
 
     def loss(u: Float[Array, " d"]) -> Float[Array, ""]:
-        return -flow.log_probs({name: x[None] for name, x in at(u).items()}, data, steps=flow.density_steps).mean()
+        return -flow.log_probs({name: x[None] for name, x in at(u).items()}, data, **flow.density_options()).mean()
 
     def climb(u: Float[Array, " d"]) -> Values:
         def step(carry: tuple, _: None) -> tuple[tuple, None]:

@@ -17,12 +17,12 @@ import xarray as xr
 from jaxtyping import Float, PRNGKeyArray
 
 from cpejax.coordinates.vector import Vector
-from cpejax.flows.base import Solver, count_weights
+from cpejax.flows.base import count_weights
 from cpejax.inference.density import check_density, evaluate, evaluate_on_cores
 from cpejax.inference.fitted import Fitted
 from cpejax.inference.given import check_acceptance, check_draws, check_finite, check_given
 from cpejax.inference.mode import climb
-from cpejax.inference.sampling import MOST_NUMBERS, draw_on_cores
+from cpejax.inference.sampling import MOST_NUMBERS, check_options, draw_on_cores
 from cpejax.inference.saving import save
 from cpejax.inference.trees import to_tree
 from cpejax.program.simulations import check_count
@@ -47,15 +47,7 @@ class Posterior(Fitted):
         """How many weights are trained."""
         return count_weights(self.flow)
 
-    def sample(
-        self,
-        n: int,
-        given: Mapping[str, Any],
-        *,
-        key: PRNGKeyArray,
-        steps: int | None = None,
-        solver: Solver | None = None,
-    ) -> xr.DataTree:
+    def sample(self, n: int, given: Mapping[str, Any], *, key: PRNGKeyArray, **options: Any) -> xr.DataTree:
         """Draw from the posterior.
 
         **Arguments:**
@@ -65,9 +57,9 @@ class Posterior(Fitted):
             `cpe.AIO` any sites, parameters among them: the others are drawn. With `cpe.CPE` parameters too that
             are drawn before all others, as `cpe.CPE(first=[...])` makes them: the others are drawn given these.
         - `key`: a JAX key.
-        - `steps`: of Euler's method; 20 unless the method has another default.
-        - `solver`: `"euler"`, or `"rk45"` for Dormand-Prince 5(4) with SciPy's default tolerances; `"euler"` for
-            `cpe.CPE`, `"rk45"` for the other methods unless said otherwise.
+        - `**options`: those that the method's draws have. For all of the library but `cpe.DiscreteCPE`, `solver`:
+            `"euler"`, the default of `cpe.CPE` and `cpe.TriangularCPE`, or `"rk45"`, Dormand-Prince 5(4) with SciPy's
+            default tolerances, that of the others; and `steps`, of Euler's method, 20 by default.
 
         **Returns:** an ArviZ DataTree: `posterior` with the program's names, shapes and plates (dims `chain, draw`,
         then `observation` where there are many), and `observed_data`. Attributes of `posterior` say how it was made.
@@ -82,18 +74,14 @@ class Posterior(Fitted):
             ```
         """
         check_count(n, "n, the number of draws,")
-        steps = self.flow.steps if steps is None else steps
-        solver = self.flow.solver if solver is None else solver
-        check_count(steps, "steps")
-        if solver not in ("euler", "rk45"):
-            raise ValueError(f"solver must be 'euler' or 'rk45', found {solver!r}.")
+        used = check_options(self.flow.draw_options, options, "draws")
         key = check_key(key)
         data, many = check_given(self, given)
         began = time.perf_counter()
         count = len(next(iter(data.values()))) if data else 1
         chunk = max(1, MOST_NUMBERS // self.flow.numbers_per_draw())
         keys = jax.random.split(key, count)
-        values, counted = draw_on_cores(self.flow, data, keys, int(n), int(steps), solver, chunk)
+        values, counted = draw_on_cores(self.flow, data, keys, int(n), used, chunk)
         # Whole numbers are counts; others are the worst of something.
         counts = {n: int(np.sum(x)) if x.dtype.kind in "iu" else float(np.max(x)) for n, x in counted.items()}
         drawn = sum(x.size for x in values.values())
@@ -113,8 +101,7 @@ class Posterior(Fitted):
         attributes = {
             "acceptance_rate": acceptance,
             "sampling_time": seconds,
-            "solver": solver,
-            "steps": int(steps),
+            **used,
             "key": key_words(key),
             "method": type(self.method).__name__,
             "n_simulations": self.n_simulations,
@@ -128,7 +115,7 @@ class Posterior(Fitted):
         return to_tree(self, values, data, many, attributes)
 
     def log_prob(
-        self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any], *, steps: int | None = None
+        self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any], **options: Any
     ) -> Float[np.ndarray, "*draws"]:
         """The log-density of draws, in the program's own parameters.
 
@@ -138,8 +125,9 @@ class Posterior(Fitted):
             `{site: (observations, n, *shape)}`, or `{site: (observations, *shape)}` with one draw each.
         - `given`: one observation, `{site: array}`, or many, each site with a leading axis. With parameters among them
             (see `sample`) the density is that of the others given these.
-        - `steps`: of Heun's method, on the same grid as `sample`'s. By default 20 for `cpe.CPE`; the densities of other
-            methods are then by `"rk45"`.
+        - `**options`: those that the method's densities have. For all of the library but `cpe.DiscreteCPE`, `steps`: of
+            Heun's method, on the same grid as `sample`'s. By default 20 for `cpe.CPE`; the densities of other methods
+            are then by Dormand-Prince 5(4).
 
         **Returns:** an array, `(chain, draw)` for a DataTree and `(n,)` for a dict; for many observations
         `(chain, draw, observation)`, and `(observations, n)` or `(observations,)`. Outside the prior's support the
@@ -148,7 +136,7 @@ class Posterior(Fitted):
 
         The baselines estimate it in more than 32 dimensions and say with which error; `log_prob_with_error` returns it.
         """
-        found, error = self.log_prob_with_error(draws, given, steps=steps)
+        found, error = self.log_prob_with_error(draws, given, **options)
         inside = np.isfinite(found)
         if error.any() and inside.any():
             say(
@@ -158,13 +146,10 @@ class Posterior(Fitted):
         return found
 
     def log_prob_with_error(
-        self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any], *, steps: int | None = None
+        self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any], **options: Any
     ) -> tuple[Float[np.ndarray, "*draws"], Float[np.ndarray, "*draws"]]:
         """`log_prob` and the standard error of each: 0, unless the baselines estimate it in many dimensions."""
-        steps = self.flow.density_steps if steps is None else steps
-        if steps is not None:
-            check_count(steps, "steps")
-            steps = int(steps)
+        used = check_options(self.flow.density_options, options, "densities")
         data, many = check_given(self, given)
         chunk = max(1, MOST_NUMBERS // (2 * self.flow.numbers_per_draw()))  # twice: with tangents
         count = len(next(iter(data.values()))) if data and many else None
@@ -172,9 +157,9 @@ class Posterior(Fitted):
         found: Any
         error: Any
         if count is None:
-            found, error = evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, steps, chunk)
+            found, error = evaluate(self.flow, values, {name: x[0] for name, x in data.items()}, used, chunk)
         else:
-            found, error = evaluate_on_cores(self.flow, values, data, steps, chunk)
+            found, error = evaluate_on_cores(self.flow, values, data, used, chunk)
         density, spread = (np.asarray(x).reshape(shape) for x in (found, error))
         if count is not None and isinstance(draws, xr.DataTree | xr.Dataset):  # (observation, chain, draw)
             density, spread = (np.moveaxis(x, 0, -1) for x in (density, spread))

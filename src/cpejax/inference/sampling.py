@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,7 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from cpejax.coordinates.prior import Coordinates, Values
-from cpejax.flows.base import Flow, Solver
+from cpejax.flows.base import Flow
 from cpejax.util.cores import WIDE, cores, known, on_cores
 
 MOST_NUMBERS = 30_000_000
@@ -21,8 +23,21 @@ SHARE = 5000
 """More draws than that for one observation are shared among the cores."""
 
 
+def check_options(declared: Callable[..., dict[str, Any]], asked: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The options of draws or densities, from what a user asks for; `None` is the default.
+
+    `declared`: `draw_options` or `density_options` of a flow.
+    """
+    known = list(inspect.signature(declared).parameters)
+    for name, value in asked.items():
+        if name not in known:
+            has = f"its options are {known}" if known else "it has none"
+            raise TypeError(f"{name}={value!r} is no option of {what} of this posterior: {has}.")
+    return declared(**{name: value for name, value in asked.items() if value is not None})
+
+
 def draw_on_cores(
-    flow: Flow, data: Values, keys: Array, n: int, steps: int, solver: Solver, chunk: int
+    flow: Flow, data: Values, keys: Array, n: int, options: Mapping[str, Any], chunk: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """`_draw` on all cores at once: shares of many observations, or of the draws for one.
 
@@ -36,7 +51,7 @@ def draw_on_cores(
         shares, axis, size = min(cores(), len(keys)), 0, n
         which = np.arange(shares * -(-len(keys) // shares)).reshape(shares, -1) % len(keys)  # the last is filled
         each = [({name: x[w] for name, x in data.items()}, keys[w]) for w in which]
-    done = on_cores(_compiled_draw(), [(flow, data, keys, size, steps, solver, chunk) for data, keys in each])
+    done = on_cores(_compiled_draw(), [(flow, data, keys, size, options, chunk) for data, keys in each])
     last = len(keys), n
     values = {name: np.concatenate([v[name] for v, _ in done], axis)[: last[0], : last[1]] for name in done[0][0]}
     counted = {
@@ -53,7 +68,7 @@ def _compiled_draw() -> Callable:
 
 
 def _draw(
-    flow: Flow, data: Values, keys: Array, n: int, steps: int, solver: Solver, chunk: int
+    flow: Flow, data: Values, keys: Array, n: int, options: Mapping[str, Any], chunk: int
 ) -> tuple[Values, dict[str, Array]]:
     """Draws for each observation, `(observations, n, ...)`, in chunks that bound memory."""
     pieces = -(-n // chunk)
@@ -61,7 +76,7 @@ def _draw(
 
     def draw(data: Values, n: int, key: Array) -> tuple[Values, dict[str, Array]]:
         def propose(n: int, key: Array) -> tuple[Values, dict[str, Array]]:
-            return flow.sample(data, n, key, steps=steps, solver=solver)
+            return flow.sample(data, n, key, **options)
 
         return _reject(propose, flow.coordinates, data, n, key, chunk) if flow.may_leave_support else propose(n, key)
 

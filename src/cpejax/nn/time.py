@@ -13,9 +13,13 @@ from cpejax.nn.linear import on_rows
 
 
 class Fourier(Fixed):
-    """Random frequencies, which are not trained."""
+    """Sines and cosines of random frequencies, which are not trained."""
 
     values: Float[Array, "*nodes f"]
+
+    def __call__(self, t: Float[Array, " t"]) -> Float[Array, "*nodes t features"]:
+        angles = 2 * jnp.pi * t[:, None] * self.values[..., None, :]
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 class TimeFeatures(eqx.Module):
@@ -30,5 +34,4 @@ class TimeFeatures(eqx.Module):
         self.mlp = eqx.nn.MLP(features, width, width, 1, silu, key=second)
 
     def __call__(self, t: Float[Array, " n"]) -> Float[Array, "n width"]:
-        angles = 2 * jnp.pi * t[:, None] * self.frequencies.values[None, :]
-        return on_rows(self.mlp, jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1))
+        return on_rows(self.mlp, self.frequencies(t))

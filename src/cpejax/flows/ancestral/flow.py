@@ -25,7 +25,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -40,7 +39,8 @@ from cpejax.flows.ancestral.covariates import Regression, Table, multiplied, reg
 from cpejax.flows.ancestral.mixture import Mixture, linear, quantile
 from cpejax.flows.ancestral.plan import Group, Layout, Run, layout
 from cpejax.flows.ancestral.stages import Reading, Stage
-from cpejax.flows.base import Flow, Solver
+from cpejax.flows.base import Flow
+from cpejax.flows.ode import STEPS, Solver, euler, log_density_of_steps, rk45, solver_options, step_options
 from cpejax.flows.strata import Runs
 from cpejax.nn.activations import softsign_linear
 from cpejax.nn.embeddings import Embedding
@@ -52,14 +52,9 @@ from cpejax.program.sites import Site
 from cpejax.util.keys import key_words
 
 Tables = dict[Table, Array]
-Field = Callable[[Array, Array], Array]
 
 FEATURES = 64
 """So many Fourier features of time."""
-FOLDED = 1e-30
-"""The least derivative of a step of the flow."""
-GONE = 1e4
-"""Where no normal variable is."""
 VALIDATION_STEPS = 4
 """Steps of the density by which an epoch is judged."""
 
@@ -164,8 +159,7 @@ class FieldNet(eqx.Module):
 
     def time(self, t: Float[Array, " t"]) -> Float[Array, "k t h"]:
         """What time adds to the first layer."""
-        angles = 2 * jnp.pi * t[:, None] * self.frequencies.values[:, None, :]
-        features = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+        features = self.frequencies(t)
         return _dense(softsign_linear(_dense(features, self.time_hidden) + _lift(self.time_bias, 3)), self.from_time)
 
     def __call__(self, time: Array, y: Float[Array, "k *rows"], context: Array) -> Float[Array, "k *rows"]:
@@ -606,8 +600,11 @@ class AncestralFlow(Flow):
 
     # Sampling
 
+    def draw_options(self, *, solver: Solver = "euler", steps: int | None = None) -> dict[str, Any]:
+        return solver_options(solver, steps)
+
     def sample(
-        self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
+        self, data: Values, n: int, key: PRNGKeyArray, *, solver: Solver = "euler", steps: int | None = STEPS
     ) -> tuple[Values, dict[str, Array]]:
         graph = self.coordinates.graph
         fixed = {name: jnp.broadcast_to(x, (n, *x.shape)) for name, x in data.items() if name in graph.parameters}
@@ -619,7 +616,7 @@ class AncestralFlow(Flow):
         tables = self._tables("parameters", {}, {}, n) | self._observed(data)
         clipped = jnp.zeros((), jnp.int32)
         for number, run in enumerate(self.plan.runs):
-            draw = self._level_drawer(run, n, steps, solver)
+            draw = self._level_drawer(run, n, solver, steps)
             keys = jax.random.split(jax.random.fold_in(key, number), len(run.sites))
             tables, values, z_run = self._draw_run(run, draw, tables, values, constrain, z, fixed, set(data), keys)
             clipped += self._count_clipped(run, z_run, set(fixed))
@@ -637,9 +634,8 @@ class AncestralFlow(Flow):
                 out |= {origin: [p for p in parameters if p in missing]} if missing.intersection(parameters) else {}
         return out
 
-    def _level_drawer(self, run: Run, n: int, steps: int, solver: Solver) -> Callable[..., tuple[Tables, Array]]:
+    def _level_drawer(self, run: Run, n: int, solver: Solver, steps: int | None) -> Callable[..., tuple[Tables, Array]]:
         """A function that draws the coordinates of one level, one after the other along the sites' chains."""
-        grid = jnp.linspace(0.0, 1.0, steps + 1)
         shape = (len(run.sites[0]), n, *self.plan.shape(run.table.plates))
         limits = self._limits([name for name, _ in self.plan.groups[run.group].nodes])
 
@@ -647,16 +643,7 @@ class AncestralFlow(Flow):
             nodes, chain, noise = x
             net = self.groups[run.group].nodes(nodes)
             context = self._context(run.group, net, tables)
-            if solver == "euler":
-                rows = net.field.time(grid[:-1])
-                w = _euler(lambda i, y: net.field(_lift(rows[:, i], y.ndim + 1), y, context.hidden), noise, grid)
-            else:
-
-                def field(t: Array, y: Array) -> Array:
-                    row = net.field.time(t[None])[:, 0]
-                    return net.field(_lift(row, y.ndim + 1), y, context.hidden)
-
-                w = _rk45(field, noise)
+            w = _transport(net.field, context.hidden, noise, solver, steps)
             z = jnp.clip(context.mixture.bend(w), *(_lift(x[nodes], w.ndim) for x in limits))
             last = jnp.moveaxis(z, 0, -1)
             table = tables[run.table].at[..., chain[0]].set(last).at[..., chain[1]].set(quantile(last))
@@ -766,7 +753,10 @@ class AncestralFlow(Flow):
 
     # Density
 
-    def log_prob(self, values: Values, data: Values, *, steps: int) -> Float[Array, " n"]:
+    def density_options(self, *, steps: int = STEPS) -> dict[str, Any]:
+        return step_options(steps)
+
+    def log_prob(self, values: Values, data: Values, *, steps: int = STEPS) -> Float[Array, " n"]:
         """All parents are known, so all nodes are integrated in one pass. Those of given parameters do not count."""
         n = len(next(iter(values.values())))
         full = values | {name: jnp.broadcast_to(x, (n, *x.shape)) for name, x in data.items()}
@@ -793,56 +783,33 @@ def _log_densities(
     return log_q + context.mixture.log_density(z, s) - norm.logpdf(w)
 
 
+def _quarter_turn(steps: int) -> tuple[Float[Array, " steps"], Float[Array, " points"]]:
+    """The widths of equal steps in the angle, and the times of all points."""
+    times = jnp.linspace(0.0, 1.0, steps + 1)
+    return jnp.pi / 2 * (times[1:] - times[:-1]), times
+
+
+def _rate(field: FieldNet, hidden: Array) -> Callable[[Array, Array], Array]:
+    """The derivative by the angle; what time adds to the first layer is `(k, h)`."""
+    return lambda time, y: field(_lift(time, y.ndim + 1), y, hidden)
+
+
+def _transport(
+    field: FieldNet, hidden: Array, noise: Float[Array, "k n *plates"], solver: Solver, steps: int | None
+) -> Array:
+    """Straightened coordinates from noise."""
+    rate = _rate(field, hidden)
+    if solver == "rk45":
+        return rk45(lambda t, y: jnp.pi / 2 * rate(field.time(t[None])[:, 0], y), noise, 0.0, 1.0)
+    assert steps is not None
+    widths, times = _quarter_turn(steps)
+    return euler(rate, noise, widths, jnp.moveaxis(field.time(times[:-1]), 1, 0))
+
+
 def _log_density(field: FieldNet, hidden: Array, w: Float[Array, "k n *plates"], steps: int) -> Array:
-    """The log-density of straightened coordinates, by Heun's method from the end back to the start.
-
-    The derivative is that of the steps themselves, not of the equation that they approximate: what is returned is then
-    a density that integrates to one, with however few steps. The Jacobian is diagonal, so it takes one JVP.
-    """
-    grid = jnp.linspace(0.0, 1.0, steps + 1)
-    rows = field.time(grid)
-
-    def rate(step: Array, y: Array) -> tuple[Array, Array]:
-        time = _lift(rows[:, step], y.ndim + 1)
-        return jax.jvp(lambda y: field(time, y, hidden), (y,), (jnp.ones_like(y),))
-
-    def back(carry: tuple[Array, Array], step: Array) -> tuple[tuple[Array, Array], None]:
-        y, log_derivative = carry
-        h = jnp.pi / 2 * (grid[step + 1] - grid[step])
-        v1, d1 = rate(step + 1, y)
-        v2, d2 = rate(step, y - h * v1)
-        derivative = 1 - h / 2 * (d1 + d2 * (1 - h * d1))
-        # A step that folds is no map; there is no density where it does, nor far away.
-        y = jnp.clip(y - h / 2 * (v1 + v2), -GONE, GONE)
-        return (y, log_derivative + jnp.log(jnp.clip(derivative, FOLDED, 1 / FOLDED))), None
-
-    (y, log_derivative), _ = jax.lax.scan(back, (w, jnp.zeros_like(w)), jnp.arange(steps)[::-1])
-    return norm.logpdf(y) + log_derivative
-
-
-def _euler(field: Field, y: Array, grid: Array) -> Array:
-    """Euler's method over a quarter turn; the field gets the number of the step."""
-
-    def step(y: Array, i: Array) -> tuple[Array, None]:
-        return y + jnp.pi / 2 * (grid[i + 1] - grid[i]) * field(i, y), None
-
-    return jax.lax.scan(step, y, jnp.arange(len(grid) - 1))[0]
-
-
-def _rk45(field: Field, y: Array) -> Array:
-    """Dormand and Prince's 5(4) with SciPy's default tolerances, as the paper's CPE-RK; the field gets the time."""
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda t, y, _: jnp.pi / 2 * field(jnp.asarray(t), y)),
-        diffrax.Dopri5(),
-        t0=0.0,
-        t1=1.0,
-        dt0=None,
-        y0=y,
-        stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-6),
-        max_steps=4096,
-    )
-    assert solution.ys is not None
-    return solution.ys[0]
+    """The log-density of straightened coordinates, by Heun's method from the end back to the start."""
+    widths, times = _quarter_turn(steps)
+    return log_density_of_steps(_rate(field, hidden), w, widths, jnp.moveaxis(field.time(times), 1, 0))
 
 
 def _matching(

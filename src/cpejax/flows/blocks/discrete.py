@@ -12,7 +12,8 @@ everywhere. In plain coordinates a map could leave its support, and the likeliho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -21,18 +22,17 @@ import numpy as np
 import optimistix as optx
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax.coordinates.base import with_data
 from cpejax.coordinates.prior import Values
 from cpejax.coordinates.vector import Kind
-from cpejax.flows.base import Solver
-from cpejax.flows.blocks.network import Conditions, Part, Scalar, Solve
+from cpejax.flows.base import Flow
+from cpejax.flows.blocks.network import BlockMethod, ConditionedNet, Conditions, Inverse, Scalar, Solve
 from cpejax.flows.blocks.storage import wire
 from cpejax.flows.conditioning import VectorFlow
 from cpejax.nn.activations import silu
 from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import on_rows
 from cpejax.program.graph import Graph
-from cpejax.program.inverse import PosteriorProgram
+from cpejax.program.inverse import invert
 from cpejax.program.simulator import Program
 
 InverseBy = Literal["bisection", "regressor"]
@@ -48,22 +48,22 @@ from the solution: in float32 neighbouring numbers are mapped further apart than
 class DiscreteFlow(VectorFlow):
     """Increasing triangular maps, one after the other; see the module's docstring.
 
-    **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; `blocks`, `inverse_by`: see `cpe.CPE`; the
-    options of `network.Part`.
+    **Arguments:** as `VectorFlow`; `inverse`, `blocks`, `inverse_by`: see `cpe.DiscreteCPE`; the options of
+    `network.ConditionedNet`.
     """
 
-    parts: list[Part]
+    parts: list[ConditionedNet]
     regressor: eqx.nn.MLP | None
 
     def __init__(
         self,
         program: Program,
-        posterior: PosteriorProgram,
         graph: Graph,
         simulations: Mapping[str, np.ndarray],
-        embed: Mapping[str, Embedding],
         *,
+        embed: Mapping[str, Embedding],
         coordinates: Kind,
+        inverse: Inverse,
         width: int,
         blocks: int,
         inverse_by: InverseBy,
@@ -71,11 +71,12 @@ class DiscreteFlow(VectorFlow):
         key: PRNGKeyArray,
         **options: Any,
     ):
-        super().__init__(program, graph, simulations, embed, coordinates=coordinates, like=like)
-        wiring = wire(posterior, self.base.vector)
+        super().__init__(program, graph, simulations, embed=embed, coordinates=coordinates, like=like)
+        wiring = wire(invert(graph, inverse), self.base.vector)
         first, *keys = jax.random.split(key, 1 + blocks)
         self.parts = [
-            Part(wiring, self.data.size, positive=True, time=False, width=width, key=k, **options) for k in keys
+            ConditionedNet(wiring, self.data.size, positive=True, time=False, width=width, key=k, **options)
+            for k in keys
         ]
         d = self.base.size
         self.regressor = None
@@ -122,23 +123,14 @@ class DiscreteFlow(VectorFlow):
             total += log_slope
         return u, total
 
-    def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:  # noqa: ARG002
+    def log_density(self, u: Float[Array, "n d"], data: Values) -> Float[Array, " n"]:
         """One pass; there are no steps to take."""
-        full = with_data(values, data)
-        u, log_slope = self.to_base(self.base.to_vectors(full), self.of_observation(data))
-        return self.base.log_density(u, data) + log_slope.sum(-1) + self.base.log_volume(full)
+        u, log_slope = self.to_base(u, self.of_observation(data))
+        return self.base.log_density(u, data) + log_slope.sum(-1)
 
     # Sampling
 
-    def sample(
-        self,
-        data: Values,
-        n: int,
-        key: PRNGKeyArray,
-        *,
-        steps: int,  # noqa: ARG002
-        solver: Solver,  # noqa: ARG002
-    ) -> tuple[Values, dict[str, Array]]:
+    def draw_vectors(self, data: Values, n: int, key: PRNGKeyArray) -> tuple[Float[Array, "n d"], dict[str, Array]]:
         """Draws by inversion; `residual` is the largest residual, `unsolved` counts those above `TOLERANCE`.
 
         `residual_mean`: their mean, by which a regressor is judged (of many observations, or chunks, the worst).
@@ -146,8 +138,7 @@ class DiscreteFlow(VectorFlow):
         target = self.base.draw(n, data, key=key)
         u, residual = self.from_base(target, self.of_observation(data))
         counts = {"residual": residual.max(), "residual_mean": residual.mean()}
-        counts |= {"unsolved": jnp.sum(residual > TOLERANCE), **self.base.count_clipped(u)}
-        return self.base.to_values(u, data), counts
+        return u, {**counts, "unsolved": jnp.sum(residual > TOLERANCE)}
 
     def from_base(self, target: Float[Array, "n d"], x: Float[Array, "1 f"]) -> tuple[Array, Float[Array, " n"]]:
         """From base to posterior, and each draw's residual: by bisection, or by one Newton step from a guess."""
@@ -164,7 +155,7 @@ class DiscreteFlow(VectorFlow):
         return u, (jnp.abs(found - target) * jnp.exp(-jnp.maximum(log_slope, 0.0))).max(-1)
 
 
-def _conditions(part: Part, x: Float[Array, "n f"]) -> Conditions:
+def _conditions(part: ConditionedNet, x: Float[Array, "n f"]) -> Conditions:
     return part.pad([(c, None) for c in part.condition.of_data(x)])
 
 
@@ -191,3 +182,43 @@ def newton(f: Scalar, u: Array, guess: Array, low: Array, high: Array) -> Array:
     value, slope = jax.jvp(f, (guess,), (jnp.ones_like(guess),))
     better = jnp.clip(guess + (u - value) / slope, low, high)
     return jnp.where(jnp.abs(f(better) - u) < jnp.abs(value - u), better, guess)
+
+
+@dataclass(frozen=True)
+class DiscreteCPE(BlockMethod):
+    """The paper's discrete causal posterior estimation: increasing maps, masked by the posterior program.
+
+    **Arguments:**
+
+    - `coordinates`: `"prior"`, in which the prior is standard normal; or `"unconstrained"`, through the bijection of
+        each site's support. With `inverse="reverse"` a parameter comes before its prior parents, which its prior
+        coordinates depend on: that needs `"unconstrained"`.
+    - `blocks`: the maps, one after the other.
+    - `inverse_by`: draws are by `"bisection"`, or by a `"regressor"`, trained beside the maps, and one step of Newton's
+        method.
+    - `inverse`, `embed`, `width`, `hidden`, `condition`, `reads`, `storage`, `rank`: see `cpe.TriangularCPE`.
+
+    ??? example
+
+        ```python
+        posterior = cpe.fit(program, simulations, method=cpe.DiscreteCPE(blocks=2), key=jax.random.key(1))
+        ```
+    """
+
+    flow: ClassVar[type[Flow]] = DiscreteFlow
+    training: ClassVar[Mapping[str, Any]] = {"learning_rate": 4e-3, "weight_decay": 0.0}  # docs/triangular.md
+
+    coordinates: Kind = "prior"
+    blocks: int = 1
+    inverse_by: InverseBy = "bisection"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.coordinates == "plain":
+            raise ValueError(
+                "The discrete flow has no plain coordinates: its map could leave the prior's support, where the "
+                "likelihood is zero. Use coordinates='prior' or 'unconstrained'."
+            )
+
+    def least_weights(self) -> int:
+        return self.blocks * super().least_weights()

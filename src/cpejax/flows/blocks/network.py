@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import equinox as eqx
@@ -14,10 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax.flows.blocks.storage import Blocks, LowRank, Run, Storage, Wiring, blocks
+from cpejax.coordinates.vector import Kind
+from cpejax.flows.base import Method, check_options
+from cpejax.flows.blocks.storage import Blocks, Levels, LowRank, Storage, Wiring, blocks
 from cpejax.flows.conditioning import Condition
+from cpejax.nn.embeddings import Embedding
 
+Inverse = Literal["faithful", "reverse"]
 Reads = Literal["ancestors", "parents"]
+Conditioned = Literal["first", "every"]
 Conditions = Sequence[tuple[Array, Array | None] | None]
 """For each hidden layer what is added, `(n, h)` or `(1, h)`: to the nodes that read data, and to the others."""
 
@@ -201,9 +207,9 @@ class BlockNet(eqx.Module):
         step = self._level(u.T[order], start.T[order], conditions, solve)
         for run in self.wiring.runs:
             if len(run.nodes) == 1:
-                carry = step(carry, Run(run.nodes[0], run.edges[0]))[0]
+                carry = step(carry, Levels(run.nodes[0], run.edges[0]))[0]
             else:
-                carry = jax.lax.scan(step, carry, Run(jnp.asarray(run.nodes), jnp.asarray(run.edges)))[0]
+                carry = jax.lax.scan(step, carry, Levels(jnp.asarray(run.nodes), jnp.asarray(run.edges)))[0]
         return carry[0][self.wiring.place].T
 
     def _level(self, u: Float[Array, "d n"], guess: Float[Array, "d n"], conditions: Conditions, solve: Solve) -> Any:
@@ -211,7 +217,7 @@ class BlockNet(eqx.Module):
         gamma = self._share()
         data = jnp.asarray(self.wiring.data)
 
-        def step(carry: Any, run: Run) -> Any:
+        def step(carry: Any, run: Levels) -> Any:
             x, hidden = carry
             nodes, edges = run
             constants = []
@@ -242,7 +248,7 @@ class BlockNet(eqx.Module):
         return step
 
 
-class Part(eqx.Module):
+class ConditionedNet(eqx.Module):
     """A network with its own conditions.
 
     **Arguments:** `wiring`, `positive`, `hidden`, `reads`, `storage`, `rank`: of `BlockNet`; `features`: how many
@@ -262,7 +268,7 @@ class Part(eqx.Module):
         time: bool,
         hidden: int,
         width: int,
-        condition: Literal["first", "every"],
+        condition: Conditioned,
         reads: Reads,
         storage: Storage,
         rank: int | None,
@@ -276,6 +282,30 @@ class Part(eqx.Module):
     def pad(self, found: list[tuple[Array, Array | None]]) -> Conditions:
         """What each hidden layer gets: the first ones what was found."""
         return [*found, *(None for _ in range(self.net.layers - len(found)))]
+
+
+@dataclass(frozen=True)
+class BlockMethod(Method):
+    """The options that the paper's flows have in common: see `cpe.TriangularCPE`."""
+
+    inverse: Inverse = "faithful"
+    coordinates: Kind = "plain"
+    embed: Mapping[str, Embedding] = field(default_factory=dict)
+    width: int = 128
+    hidden: int = 64
+    condition: Conditioned = "first"
+    reads: Reads = "ancestors"
+    storage: Storage = "auto"
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.rank is not None and self.storage != "auto":
+            raise ValueError(f"Blocks of rank {self.rank} have their own storage; found storage={self.storage!r}.")
+
+    def least_weights(self) -> int:
+        """Those of the data's network, of a block on the diagonal, and of the blocks between nodes."""
+        return self.width**2 + self.hidden**2 + (self.rank or 0)
 
 
 def _chain(z: Array, constants: Sequence[Array], own: Sequence[Array]) -> tuple[Float[Array, ""], list[Array]]:

@@ -31,7 +31,7 @@ from cpejax.program.inverse import PosteriorProgram
 Storage = Literal["auto", "dense", "edges"]
 
 
-class Run(NamedTuple):
+class Levels(NamedTuple):
     """Consecutive levels, of equally many nodes each, that can be computed by the same code.
 
     - `nodes[level]`: its nodes; `edges[level, node]`: the numbers of the edges into a node, padded with −1.
@@ -101,7 +101,7 @@ class Wiring:
             edge += count
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[Levels, ...]:
         """The nodes level by level: a level reads only levels before it.
 
         Levels are joined in a run where that pads no more than twice as many edges as there are.
@@ -119,12 +119,12 @@ class Wiring:
                 runs.append([level])
         return tuple(self._run(levels) for levels in runs)
 
-    def _run(self, levels: list[list[int]]) -> Run:
+    def _run(self, levels: list[list[int]]) -> Levels:
         first = np.cumsum([0, *(len(p) for p in self.parents)])
         most = max(len(self.parents[i]) for level in levels for i in level)
         slots = np.arange(most)
         edges = [[np.where(slots < len(self.parents[i]), first[i] + slots, -1) for i in level] for level in levels]
-        return Run(np.array(levels), np.array(edges, int).reshape(len(levels), len(levels[0]), most))
+        return Levels(np.array(levels), np.array(edges, int).reshape(len(levels), len(levels[0]), most))
 
     def alone(self) -> Wiring:
         """The same nodes without edges."""
@@ -163,7 +163,8 @@ def wire(posterior: PosteriorProgram, vector: Vector) -> Wiring:
         if late:
             raise ValueError(
                 f"The {vector.kind} coordinates of '{label.member}', or of a parameter that it reads, depend on "
-                f"'{late[0]}', which the posterior program draws later. Use inverse='faithful'."
+                f"'{late[0]}', which the posterior program draws later. Use inverse='faithful' or "
+                "coordinates='unconstrained'."
             )
         own = [j for j in members[label.member] if j < i]
         reads.append([j for p in parents if p in members for j in members[p]] + own)

@@ -4,16 +4,17 @@ One field moves all parameters together from prior draws to posterior draws. Its
 parameters that the posterior program names, at the same noisy time, through block matrices; the Jacobian is triangular
 in the posterior program's order, so the divergence is a sum of diagonal entries, and exact.
 
-It is biased wherever parameters are correlated, whatever the mask: see `docs/triangular.md`. `CPE(flow="ancestral")` is
-not. Departures from the paper: parameters and data are standardised, by linear maps; a batch has few times, each from
-its own part of [0, 1] (`Runs`); base draws in training are other simulations' parameters, which are draws from the
-prior (in prior coordinates they are drawn anew).
+It is biased wherever parameters are correlated, whatever the mask: see `docs/triangular.md`. `cpe.CPE` is not.
+Departures from the paper: parameters and data are standardised, by linear maps; a batch has few times, each from its
+own part of [0, 1] (`Runs`); base draws in training are other simulations' parameters, which are draws from the prior
+(in prior coordinates they are drawn anew).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -21,47 +22,46 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax.coordinates.base import with_data
 from cpejax.coordinates.prior import Values
 from cpejax.coordinates.vector import Kind
-from cpejax.flows.base import Solver
-from cpejax.flows.blocks.network import BlockNet, Conditions, Part, Reads
+from cpejax.flows.base import Flow
+from cpejax.flows.blocks.network import BlockMethod, BlockNet, ConditionedNet, Conditions, Inverse, Reads
 from cpejax.flows.blocks.storage import wire
 from cpejax.flows.conditioning import VectorFlow
-from cpejax.flows.ode import rk45
+from cpejax.flows.ode import Solver, euler, heun_back, rk45, solver_options, step_options
 from cpejax.flows.strata import Runs
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
-from cpejax.program.inverse import PosteriorProgram
+from cpejax.program.inverse import invert
 from cpejax.program.simulator import Program
 
 
 class TriangularFlow(VectorFlow):
     """The masked joint field `v_t(θ, x) = γ θ + (1 − γ) λ_t(θ, x)` (paper, equation 8).
 
-    **Arguments:** as `VectorFlow`; `posterior`: the inverse of the graph; the options of `network.Part`.
+    **Arguments:** as `VectorFlow`; `inverse`: see `cpe.TriangularCPE`; the options of `network.ConditionedNet`.
     """
 
-    part: Part
+    part: ConditionedNet
     reads: Reads = eqx.field(static=True)
 
     def __init__(
         self,
         program: Program,
-        posterior: PosteriorProgram,
         graph: Graph,
         simulations: Mapping[str, np.ndarray],
-        embed: Mapping[str, Embedding],
         *,
+        embed: Mapping[str, Embedding],
         coordinates: Kind,
+        inverse: Inverse,
         reads: Reads,
         like: Mapping[str, Any] | None = None,
         key: PRNGKeyArray,
         **options: Any,
     ):
-        super().__init__(program, graph, simulations, embed, coordinates=coordinates, like=like)
-        wiring = wire(posterior, self.base.vector)
-        self.part = Part(wiring, self.data.size, positive=False, time=True, reads=reads, key=key, **options)
+        super().__init__(program, graph, simulations, embed=embed, coordinates=coordinates, like=like)
+        wiring = wire(invert(graph, inverse), self.base.vector)
+        self.part = ConditionedNet(wiring, self.data.size, positive=False, time=True, reads=reads, key=key, **options)
         self.reads = reads
 
     @property
@@ -108,38 +108,37 @@ class TriangularFlow(VectorFlow):
 
     # Sampling
 
-    def sample(
-        self, data: Values, n: int, key: PRNGKeyArray, *, steps: int, solver: Solver
-    ) -> tuple[Values, dict[str, Array]]:
-        u = self.from_base(self.base.draw(n, data, key=key), data, steps=steps, solver=solver)
-        return self.base.to_values(u, data), self.base.count_clipped(u)
+    def draw_options(self, *, solver: Solver = "euler", steps: int | None = None) -> dict[str, Any]:
+        return solver_options(solver, steps)
 
-    def from_base(self, u: Float[Array, "n d"], data: Values, *, steps: int, solver: Solver) -> Float[Array, "n d"]:
+    def draw_vectors(
+        self, data: Values, n: int, key: PRNGKeyArray, **options: Any
+    ) -> tuple[Float[Array, "n d"], dict[str, Array]]:
+        return self.from_base(self.base.draw(n, data, key=key), data, **options), {}
+
+    def from_base(
+        self, u: Float[Array, "n d"], data: Values, *, solver: Solver, steps: int | None = None
+    ) -> Float[Array, "n d"]:
         """From base to posterior, by `steps` equal steps of Euler's method or by adaptive Runge-Kutta steps."""
         condition = self.part.condition
         x = condition.of_data(self.of_observation(data))
         if solver == "rk45":
             return rk45(lambda t, u: self.net(u, self._conditions(x, condition.of_time(t[None]))), u, 0.0, 1.0)
-        times = condition.of_time(jnp.arange(steps) / steps)
+        assert steps is not None
 
-        def step(u: Array, time: list[Array]) -> tuple[Array, None]:
-            return u + self.net(u, self._conditions(x, [row[None] for row in time])) / steps, None
+        def rate(time: list[Array], u: Array) -> Array:
+            return self.net(u, self._conditions(x, [row[None] for row in time]))
 
-        return jax.lax.scan(step, u, times)[0]
+        return euler(rate, u, jnp.full(steps, 1 / steps), condition.of_time(jnp.arange(steps) / steps))
 
     # Density
 
-    @property
-    def density_steps(self) -> int | None:
-        return None
+    def density_options(self, *, steps: int | None = None) -> dict[str, Any]:
+        return step_options(steps)
 
-    def log_probs(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, "n 1"]:
-        return self.log_prob(values, data, steps=steps)[:, None]
-
-    def log_prob(self, values: Values, data: Values, *, steps: int | None) -> Float[Array, " n"]:
-        full = with_data(values, data)
-        u, divergence = self.to_base(self.base.to_vectors(full), data, steps=steps)
-        return self.base.log_density(u, data) - divergence + self.base.log_volume(full)
+    def log_density(self, u: Float[Array, "n d"], data: Values, **options: Any) -> Float[Array, " n"]:
+        u, divergence = self.to_base(u, data, **options)
+        return self.base.log_density(u, data) - divergence
 
     def to_base(
         self, u: Float[Array, "n d"], data: Values, *, steps: int | None
@@ -158,12 +157,37 @@ class TriangularFlow(VectorFlow):
         state = (u, jnp.zeros(len(u)))
         if steps is None:
             u, minus = rk45(rate, state, 1.0, 0.0)
-            return u, -minus
-
-        def back(state: Any, i: Array) -> tuple[Any, None]:
-            first = rate((i + 1) / steps, state)
-            second = rate(i / steps, jax.tree.map(lambda x, r: x - r / steps, state, first))
-            return jax.tree.map(lambda x, a, b: x - (a + b) / (2 * steps), state, first, second), None
-
-        (u, minus), _ = jax.lax.scan(back, state, jnp.arange(steps)[::-1])
+        else:
+            u, minus = heun_back(rate, state, jnp.full(steps, 1 / steps), jnp.arange(steps + 1) / steps)
         return u, -minus
+
+
+@dataclass(frozen=True)
+class TriangularCPE(BlockMethod):
+    """The paper's continuous causal posterior estimation: one field, masked by the posterior program.
+
+    It is biased where parameters are correlated; `cpe.CPE` is not.
+
+    **Arguments:**
+
+    - `inverse`: the posterior program, `"faithful"`, or `"reverse"` as in the paper, which drops true dependencies.
+    - `coordinates`: `"plain"`, the parameters themselves, where draws outside the prior's support are drawn again, as
+        in the paper; `"unconstrained"`, through the bijection of each site's support; or `"prior"`, in which the prior
+        is standard normal.
+    - `embed`: an Equinox module for a data site; see `cpe.CPE`.
+    - `width`: of the data's network; `hidden`: the size of a block.
+    - `condition`: data and time are added after the `"first"` map, as in the paper's experiments, or after `"every"`.
+    - `reads`: `"ancestors"`, all maps are masked by the posterior program, as in the paper, so through four of them
+        a parameter reads its ancestors up to four steps away; or `"parents"`, it reads its parents only.
+    - `storage`: of block matrices: `"dense"`, `"edges"`, or what was measured to be faster (`"auto"`).
+    - `rank`: of the blocks between different parameters; `None`: whole blocks.
+
+    ??? example
+
+        ```python
+        posterior = cpe.fit(program, simulations, method=cpe.TriangularCPE(), key=jax.random.key(1))
+        ```
+    """
+
+    flow: ClassVar[type[Flow]] = TriangularFlow
+    training: ClassVar[Mapping[str, Any]] = {"learning_rate": 2e-3, "weight_decay": 0.0}  # docs/triangular.md
