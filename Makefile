@@ -29,7 +29,7 @@ lint: $(INSTALLED)  ## check formatting, style and types
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 
-format: $(INSTALLED)  ## format the code and mend what can be mended
+format: $(INSTALLED)  ## format the code and fix what can be fixed
 	$(PYTHON) -m ruff check --fix-only .
 	$(PYTHON) -m ruff format .
 

@@ -45,8 +45,8 @@ def test_readme_runs(tmp_path, monkeypatch):
     for block in blocks:  # one after the other, as a reader would
         # The reader's settings are honest; here it only matters that every line runs.
         quick = block.replace("10_000", "500").replace("1_000", "60")
-        tiny = "method=cpe.CPE(width=8, depth=1, hidden=8, components=2), max_epochs=2"
-        quick = quick.replace("fit(program, sims,", f"fit(program, sims, {tiny},")
+        tiny = "method=cpe.CPE(width=8, depth=1, hidden=8, components=2), training=cpe.Training(max_epochs=2)"
+        quick = quick.replace("fit(model, sims,", f"fit(model, sims, {tiny},")
         exec(compile(quick, "README.md", "exec"), names)
 
 

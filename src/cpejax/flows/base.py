@@ -143,7 +143,7 @@ class Method:
 
     by_name: ClassVar[dict[str, type[Method]]] = {}
     flow: ClassVar[type[Any]]
-    training: ClassVar[Mapping[str, Any]] = {}
+    training: ClassVar[Mapping[str, Any]] = {"learning_rate": 1e-3, "weight_decay": 0.0}
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

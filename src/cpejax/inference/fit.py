@@ -72,7 +72,7 @@ def fit(
         raise TypeError(f"method must be a method with its options, as cpe.CPE(); found {method!r}.")
     if training is not None and not isinstance(training, Training):
         raise TypeError(f"training must be cpe.Training(...), found {training!r:.60}.")
-    settings = (training or Training()).completed(getattr(method, "training", {}))
+    settings = (training or Training()).completed({**Method.training, **method.training})
     key = check_key(key)
     model = _model_of(model, simulations)
     bound, graph = model.bound, model.graph

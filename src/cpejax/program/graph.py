@@ -16,7 +16,6 @@ from cpejax.program.descriptions import differences
 from cpejax.program.distributions import base_constraint, unwrap
 from cpejax.program.members import Constant, Link
 from cpejax.program.plates import study
-from cpejax.program.simulator import Program
 from cpejax.program.site_checks import check_list, check_masks, check_names, check_parameter, check_unlike, data_sites
 from cpejax.program.sites import Site, member_of, points
 from cpejax.program.tracing import Deterministic, read, read_deterministics
@@ -51,7 +50,7 @@ class Graph:
     deterministics: Mapping[str, Deterministic] = field(default_factory=dict, compare=False)  # functions of the sites
 
     @classmethod
-    def from_program(cls, program: Program, *, observed: Sequence[str] | None = None) -> Graph:
+    def from_program(cls, program: Any, *, observed: Sequence[str] | None = None) -> Graph:
         """Read the graph off a NumPyro program without arguments, by provenance. Nothing is simulated.
 
         What tells the members of a plate apart is found as well, and it is verified that they are exchangeable given
@@ -59,9 +58,12 @@ class Graph:
 
         **Arguments:**
 
-        - `program`: a NumPyro model; of one with arguments, `cpe.Model(program, ...).graph` is the graph.
+        - `program`: a NumPyro model without arguments, or a `cpe.Model`, whose `graph` this is.
         - `observed`: the names of the data sites. Without it, the sites with `obs=` and the `cpe.Simulator` sites.
         """
+        known = getattr(program, "graph", None)
+        if isinstance(known, Graph):  # of a model
+            return known
         raw = read(program)
         data = data_sites(raw, observed)
         deterministics = read_deterministics(program, raw)
