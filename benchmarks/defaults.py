@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cpejax as cpe
-from cpejax.flows.ancestral import flow as _ancestral
+from cpejax.flows.ancestral import networks
 from cpejax.nn import activations
 
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
@@ -77,7 +77,7 @@ def measure(task: str, variant: str) -> dict[str, float]:
     fresh = cpe.simulate(cpe.Model(program, observed=observed), 4_000, key=jax.random.key(99))
     jax.clear_caches()  # compiled programs do not know which activation they were traced with
     began = time.monotonic()
-    with mock.patch.object(_ancestral, "softsign_linear", activation):
+    with mock.patch.object(networks, "softsign_linear", activation):
         posterior = cpe.fit(
             program,
             simulations,

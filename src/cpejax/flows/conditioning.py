@@ -167,7 +167,7 @@ class Condition(eqx.Module):
     mapped by a `Linear` to the `hidden` numbers of one node, which are the same for all nodes. That one `Linear` serves
     all nodes is not said in the paper; its numbers of weights imply it.
 
-    Each half of the `Linear` is computed for itself, so that sampling computes the data's once, and time's once a step.
+    Each half of the `Linear` is computed separately, so that sampling computes the data's once, and time's once a step.
 
     **Arguments:** `features`: how many numbers of an observation; `layers`: how many get a condition, each by its own
     `Linear`; `time`: whether there is time; `width`: of the data's network.

@@ -1,8 +1,8 @@
 """The variance-preserving diffusion of Song et al. (2021), `du = −½β(t) u dt + √β(t) dW`, β linear in t.
 
 From `u₁`, a posterior draw, noise makes `u_t = cos(a) u₁ + sin(a) ε` with `cos a = exp(−½ ∫₀ᵗ β)`. All is written in
-the angle `a`: the probability-flow equation has no singularity at its end there, and the field of a standard normal law
-is zero. Networks predict `ε`, or what it follows from; the score is `−ε / sin a`.
+the angle `a`: the probability-flow equation has no singularity at its end there, and the field of a standard normal
+distribution is zero. Networks predict `ε`, or what it follows from; the score is `−ε / sin a`.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Diffusion:
     def reverse(self, predict: Predict, u: Float[Array, "n d"], *, steps: int, key: PRNGKeyArray) -> Array:
         """The reverse diffusion, from the base, by steps that are exact where the estimate of `u₁` is.
 
-        A step draws from the law of the noisy vector at the next angle given this one and the estimate (the ancestral
-        steps of Ho et al. 2020); more steps tend to the reverse equation, as those of Euler and Maruyama do.
+        A step draws from the distribution of the noisy vector at the next angle given this one and the estimate (the
+        ancestral steps of Ho et al. 2020); more steps tend to the reverse equation, as those of Euler and Maruyama do.
         """
         angles, _ = self._angles(grid(steps))
         keys = jax.random.split(key, steps)

@@ -22,7 +22,7 @@ from cpejax.nn.time import TimeFeatures
 class JointNet(eqx.Module):
     """A vector from parameters, data and time: each embedded by two layers, then two layers on all three.
 
-    SiLU after every layer but the last. The first joint layer is a sum over the three, each computed for itself: when
+    SiLU after every layer but the last. The first joint layer is a sum over the three, each computed separately: when
     drawing, that of the data is computed once for an observation and that of time once for a step.
     """
 

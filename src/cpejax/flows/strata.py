@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 TIMES = 10
-"""At so many times at most a batch is trained."""
+"""The maximum number of times in a batch."""
 
 
 class Runs:

@@ -20,9 +20,9 @@ FEW = 4
 
 @jax.custom_jvp
 def weigh(x: Float[Array, "*rows d"], weight: Float[Array, "out d"]) -> Float[Array, "*rows out"]:
-    """`x @ weight.T`, from a copy of the weights that is turned round.
+    """`x @ weight.T`, from a copy of the weights that is transposed.
 
-    A CPU reads that faster than weights whose columns are far apart; the slope by `x` reads the weights themselves.
+    A CPU reads that faster than weights whose columns are far apart; the gradient by `x` reads the weights themselves.
     """
     return x @ jax.lax.optimization_barrier(weight.T)
 
@@ -36,7 +36,7 @@ def _weigh_tangent(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> t
 
 
 def on_rows(net: eqx.nn.Linear | eqx.nn.MLP, x: Float[Array, "*rows d"]) -> Float[Array, "*rows out"]:
-    """A layer, or layers with `silu`, on each row; `jax.vmap` would compute, and turn round, transposed products."""
+    """A layer, or layers with `silu`, on each row; `jax.vmap` would compute products and transpose them."""
     if isinstance(net, eqx.nn.Linear):
         out, size = net.weight.shape
         if size <= FEW:
@@ -53,5 +53,5 @@ def on_rows(net: eqx.nn.Linear | eqx.nn.MLP, x: Float[Array, "*rows d"]) -> Floa
 
 
 def split_columns(weight: Float[Array, "o i"], *sizes: int) -> tuple[Float[Array, "o _"], ...]:
-    """A layer's weights for each part of its input; kept apart, because slopes of slices are slow to put together."""
+    """A layer's weights for each part of its input; kept apart: gradients of slices are slow to put together."""
     return tuple(jnp.split(weight, np.cumsum(sizes)[:-1].tolist(), axis=1))

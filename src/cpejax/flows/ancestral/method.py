@@ -29,7 +29,7 @@ class CPE(Method):
         them).
     - `hidden`: of the three layers of each field.
     - `components`: of the normal mixture that straightens each coordinate before the flow.
-    - `members`: of a plate with more than twice as many members, so many are trained on in a step.
+    - `members`: how many members of a plate are trained on in a step, where it has more than twice as many.
     - `first`: parameters that are drawn before all others, so that `given` of `sample` and `log_prob` may hold them;
         with each the parameters that its prior depends on.
 

@@ -45,14 +45,14 @@ def quantile(z: Array) -> Array:
 
 
 def linear(z: Float[Array, "*rows"], uniform: Bool[Array, "..."]) -> Float[Array, "*rows"]:
-    """What a mixture is a law of: a coordinate, or its quantile where the prior is uniform."""
+    """What a mixture is a distribution of: a coordinate, or its quantile where the prior is uniform."""
     return jnp.where(uniform, quantile(z), z)
 
 
 class Mixture(eqx.Module):
-    """Laws of a coordinate `z` with distribution functions `F`, and `w = Φ⁻¹(F(z))`, which makes them standard normal.
+    """Distributions of a coordinate `z` by their functions `F`, and `w = Φ⁻¹(F(z))`, which makes them standard normal.
 
-    A law is a normal mixture of `z` or, where the prior is `uniform`, one of its quantile `s`, truncated at the prior's
+    One is a normal mixture of `z` or, where the prior is `uniform`, one of its quantile `s`, truncated at the prior's
     edges: there `s` is the user's own parameter up to scale, and what is linear in it is linear for the networks.
     The mixture's numbers have the shape `(components, *rows)`, and `uniform` one that fits to `(*rows)`. Components
     come first: sums over a short last axis are slow.
@@ -204,6 +204,6 @@ def _between(a: Array, b: Array) -> Array:
 
 @_between.defjvp
 def _between_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Two densities; the slopes of all the branches above take five times as long."""
+    """Two densities; the gradients of all the branches above take five times as long."""
     (a, b), (da, db) = primals, tangents
     return _between(a, b), norm.pdf(b) * db - norm.pdf(a) * da
