@@ -169,8 +169,10 @@ def run(name, simulations, steps=None):
     """How far the draws for each observation are from those of NUTS."""
     program = MODELS[name]
     began = time.perf_counter()
-    rows = cpe.simulate(cpe.Model(program, observed=["y"]), simulations, key=jax.random.key(0))
-    posterior = cpe.fit(program, rows, key=jax.random.key(1), progress=False, training=cpe.Training(steps=steps))
+    model = cpe.Model(program, observed=["y"])
+    rows = cpe.simulate(model, simulations, key=jax.random.key(0))
+    training = cpe.Training() if steps is None else cpe.Training(steps=steps)
+    posterior = cpe.fit(model, rows, key=jax.random.key(1), training=training, progress=False)
     seconds = time.perf_counter() - began
     out = {"c2st": [], "mean": [], "sd": []}
     for seed, y in enumerate(observations(name, program)):

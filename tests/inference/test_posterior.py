@@ -635,7 +635,7 @@ def test_another_json(saved, text):
 def test_another_format(saved):
     about = json.loads((saved / "posterior.json").read_text())
     (saved / "posterior.json").write_text(json.dumps({**about, "format": 99}))
-    with pytest.raises(ValueError, match="has format 99, this version of cpejax reads format 2"):
+    with pytest.raises(ValueError, match="has format 99, this version of cpejax reads format 3"):
         cpe.load(saved, groups)
 
 

@@ -17,7 +17,8 @@ from cpejax.inference.fitted import Fitted
 from cpejax.program.probe import Probe, Prober
 from cpejax.util.files import digest, pack_arrays, write_atomically
 
-FORMAT = 2
+FORMAT = 3
+"""The number of the format. What an earlier one has must load in later versions: see CONTRIBUTING."""
 
 
 def method_options(method: Method) -> dict[str, Any]:

@@ -27,19 +27,20 @@ class Regression:
     """The least squares fit of a data site's features on the constants and the groups of its members, all at once.
 
     - `solve`: `(coefficients, members)`, from a feature to its coefficients.
-    - `fitted`: `(members, rank)`, an orthonormal basis of what constants and groups can fit.
+    - `fitted`: bases `(members, rank)`, orthonormal, of what can be fitted: by constants and groups and, where members
+        are many, also by curves along a covariate. What is left of either tells of noise and of misfit.
     - `effects`: for each index array `(groups, members)`, from a feature to the effects of its groups. A scale between
         groups is known by their variance, which networks would have to learn.
     """
 
     solve: np.ndarray
-    fitted: np.ndarray
+    fitted: tuple[np.ndarray, ...]
     effects: tuple[np.ndarray, ...] = ()
 
     @property
     def size(self) -> int:
         """Results for each feature: coefficients, the logarithms of what is left and of variances between groups."""
-        return len(self.solve) + 1 + len(self.effects)
+        return len(self.solve) + len(self.fitted) + len(self.effects)
 
 
 FEW_MEMBERS = 24
@@ -64,15 +65,14 @@ def table_constants(graph: Graph) -> dict[Table, np.ndarray]:
     """The tables of constants, standardised: `(1, *plates, width)`, the last two columns zero as in other tables."""
     order = tuple(graph.plates)
     found: dict[Plates, list[np.ndarray]] = {}
-    given: dict[Plates, list[np.ndarray]] = {}
     for constant in graph.constants.values():
         plates = tuple(p for p in order if p in constant.plates)
         values = np.moveaxis(constant.values, [constant.plates.index(p) for p in plates], range(len(plates)))
         found.setdefault(plates, []).append(_scaled(constant, values))
-        given.setdefault(plates, []).append(values)
-    for plates, columns in found.items():
-        if len(plates) == 1:
-            columns.append(_curve(np.concatenate(given[plates], axis=-1)))
+    for plates, columns in found.items():  # of a few members that differ, also which it is
+        shape = columns[0].shape[:-1]
+        if len(plates) == 1 and shape[0] <= FEW_MEMBERS:
+            columns.append(np.eye(shape[0]))
     for link in picks(graph):
         size = 1 + max(s.index[[p for p, _ in s.index].index(link.target)][1] for s in family(graph, link))
         found.setdefault(link.source, []).append(np.eye(size)[link.index.values[..., 0]])
@@ -121,17 +121,37 @@ def regression(graph: Graph, constants: Mapping[Table, np.ndarray], name: str) -
     columns += [spread(constants[t][0, ..., :-2], t.plates) for t in multiplied(graph, constants, name)]
     outer = [g for g in graph.around(name) - set(plates) if graph.plates[g] * members <= 10**7]
     groups = [spread(np.eye(graph.plates[g]), (g,)) for g in outer]
+    curves = [spread(_curve(x), (p,)) for p, x in _along(graph).items() if p in plates]
     picked = [(link.source, link.index.values[..., 0]) for link in picks(graph) if set(link.source) <= set(plates)]
     factors = groups + [spread(np.eye(index.max() + 1)[index], source) for source, index in picked]
-    design = np.concatenate([*columns, *groups], axis=1)
-    u, scale, _ = np.linalg.svd(design, full_matrices=False)
-    fitted = u[:, scale > 1e-5 * scale.max()]
-    whole = np.linalg.pinv(np.concatenate([*columns, *factors], axis=1), rcond=1e-5).astype(np.float32)
-    ends = np.cumsum([sum(c.shape[1] for c in columns), *(f.shape[1] for f in factors)])
+    columns = [np.concatenate(columns, axis=1)]
+    designs = [[*columns, *groups], *([[*columns, *curves, *groups]] if curves else [])]
+    ends = np.cumsum([columns[0].shape[1], *(f.shape[1] for f in factors)])
+    whole = _inverse([*columns, *factors])
     effects = tuple(whole[a:b] for a, b in itertools.pairwise(ends) if b - a > 1)
-    if design.shape[1] > MOST_COEFFICIENTS:  # those of the groups are too many
-        design = np.concatenate(columns, axis=1)
-    return Regression(np.linalg.pinv(design, rcond=1e-5).astype(np.float32), fitted.astype(np.float32), effects)
+    solve = [*columns, *curves, *groups]
+    if sum(c.shape[1] for c in solve) > MOST_COEFFICIENTS:  # those of the groups are too many
+        solve = [*columns, *curves]
+    return Regression(_inverse(solve), tuple(map(_basis, designs)), effects)
+
+
+def _inverse(design: list[np.ndarray]) -> np.ndarray:
+    return np.linalg.pinv(np.concatenate(design, axis=1), rcond=1e-5).astype(np.float32)
+
+
+def _basis(design: list[np.ndarray]) -> np.ndarray:
+    """An orthonormal basis of the columns."""
+    u, scale, _ = np.linalg.svd(np.concatenate(design, axis=1), full_matrices=False)
+    return u[:, scale > 1e-5 * scale.max()].astype(np.float32)
+
+
+def _along(graph: Graph) -> dict[str, np.ndarray]:
+    """Covariates `(members, columns)` along each plate whose members are too many to be told apart one by one."""
+    found: dict[str, list[np.ndarray]] = {}
+    for c in graph.constants.values():
+        if len(c.plates) == 1 and graph.plates[c.plates[0]] > FEW_MEMBERS and not c.index:
+            found.setdefault(c.plates[0], []).append(np.asarray(c.values, float))
+    return {plate: x for plate, each in found.items() if _curve(x := np.concatenate(each, axis=-1)).size}
 
 
 def _scaled(constant: Constant, values: np.ndarray) -> np.ndarray:
@@ -155,11 +175,9 @@ def _scaled(constant: Constant, values: np.ndarray) -> np.ndarray:
 def _curve(x: np.ndarray) -> np.ndarray:
     """Columns by which a regression on covariates `(members, columns)` can follow a curve.
 
-    Of a few members, or kinds of them, which it is; along a single covariate, hat functions between its quantiles.
+    Of a few kinds of members, which it is; along a single covariate, hat functions between its quantiles.
     """
-    if len(x) <= FEW_MEMBERS:
-        return np.eye(len(x))
-    kinds, number = np.unique(np.asarray(x, float), axis=0, return_inverse=True)
+    kinds, number = np.unique(x, axis=0, return_inverse=True)
     if len(kinds) <= FEW_MEMBERS:
         return np.eye(len(kinds))[number.reshape(-1)]
     if x.shape[1] > 1:

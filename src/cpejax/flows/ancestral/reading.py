@@ -228,13 +228,13 @@ class ReadingFlow(Flow):
 
 
 def regress(fit: Regression, features: Float[Array, "n *plates f"]) -> Float[Array, "n r"]:
-    """The coefficients of each feature, and logarithms: of the mean square of what they and groups do not fit, and of
-    the variance between the groups of each index array.
+    """The coefficients of each feature, and logarithms: of the mean square of what is left of each fitted basis,
+    and of the variance between the groups of each index array.
     """
     y = features.reshape(len(features), -1, features.shape[-1])
     coefficients = jnp.einsum("cm,nmf->nfc", fit.solve, y)
-    rest = y - jnp.einsum("mr,nrf->nmf", fit.fitted, jnp.einsum("mr,nmf->nrf", fit.fitted, y))
-    left = (rest**2).mean(1)
+    rests = [y - jnp.einsum("mr,nrf->nmf", b, jnp.einsum("mr,nmf->nrf", b, y)) for b in fit.fitted]
+    left = [(rest**2).mean(1) for rest in rests]
     between = [jnp.einsum("gm,nmf->nfg", effects, y).var(-1) for effects in fit.effects]
-    logs = [jnp.log(x + 1e-12) for x in (left, *between)]
+    logs = [jnp.log(x + 1e-12) for x in (*left, *between)]
     return jnp.concatenate([coefficients.reshape(len(y), -1), *logs], axis=-1)
