@@ -251,7 +251,7 @@ class ConditionedNet(eqx.Module):
     """A network with its own conditions.
 
     **Arguments:** `wiring`, `positive`, `hidden`, `reads`, `storage`, `rank`: of `BlockNet`; `features`: how many
-    numbers of an observation; `time`, `width`: of `Condition`; `condition`: whether the `"first"` hidden layer gets
+    values of an observation; `time`, `width`: of `Condition`; `condition`: whether the `"first"` hidden layer gets
     one, or `"every"`.
     """
 
