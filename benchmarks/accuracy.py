@@ -1,4 +1,4 @@
-"""How right the posteriors are, against exact ones, with default settings and 10,000 simulations.
+"""The accuracy of the posteriors, against exact ones, with default settings and 10,000 simulations.
 
     python benchmarks/accuracy.py                 # all: the nine tasks, and models with known posteriors
     python benchmarks/accuracy.py toy two_moons   # some

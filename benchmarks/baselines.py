@@ -1,4 +1,4 @@
-"""How right FMPE, PSE and AIO are where the posterior is known, and FMPE beside that of `sbi`; 10,000 simulations.
+"""The accuracy of FMPE, PSE and AIO for known posteriors, and of FMPE against that of `sbi`; 10,000 simulations.
 
     python benchmarks/baselines.py                       # all that needs no peer
     python benchmarks/baselines.py linear_gaussian/FMPE  # some
@@ -40,7 +40,7 @@ from cpejax.inference.progress import Bar
 
 RESULTS = ROOT / "benchmarks" / "results" / "baselines.json"
 TURN = 10
-"""After so many epochs of ours the peer has as many."""
+"""Number of epochs of ours after which the peer has as many."""
 METHODS = {
     "FMPE": cpe.FMPE(),
     "FMPE_unconstrained": cpe.FMPE(coordinates="unconstrained"),
@@ -61,7 +61,7 @@ class Size:
     simulations: int = 10_000
     draws: int = 10_000
     observations: int = 5
-    epochs: int = 100  # of both, beside the peer
+    epochs: int = 100  # of both, ours and the peer
     most_epochs: int | None = None
 
 

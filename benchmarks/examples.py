@@ -59,8 +59,8 @@ class TukeyH(dist.Distribution):
         for _ in range(15):
             z = z - (z - size * jnp.exp(-0.1 * z**2)) / (1 + 0.2 * z**2)
         z = jnp.sign(u) * z
-        slope = jnp.exp(0.1 * z**2) * (1 + 0.2 * z**2)
-        z = z + (u - jax.lax.stop_gradient(u)) / slope  # the derivative of the solution
+        derivative = jnp.exp(0.1 * z**2) * (1 + 0.2 * z**2)
+        z = z + (u - jax.lax.stop_gradient(u)) / derivative  # the derivative of the solution
         return -0.5 * z**2 - 0.5 * jnp.log(2 * jnp.pi) - 0.1 * z**2 - jnp.log1p(0.2 * z**2) - jnp.log(self.scale)
 
 

@@ -1,4 +1,4 @@
-"""How fast cpejax trains, draws and evaluates, beside FMPE of `sbi`: two moons, 10,000 simulations, batches of 100.
+"""The speed of training, draws and densities, against FMPE of `sbi`: two moons, 10,000 simulations, batches of 100.
 
     make speed                                      # builds both environments, then runs this; takes about ten minutes
     python benchmarks/speed.py --skip-peer          # cpejax alone
@@ -19,7 +19,7 @@ Everything is measured in one run, one thing after the other, so the machine sho
   product of 1024 x 1024 matrices, measured between the epochs of `CPE()` and between the draws, so that both have the
   same share of a machine that others may use as well. Medians on both sides, and beside them the best of both sides.
 * End to end is a fresh process: import, simulate, fit to convergence, 10,000 draws.
-* A chain of 100 named parameters beside one of 10 shows that equal levels share compiled code.
+* A chain of 100 named parameters against one of 10 shows that equal levels share compiled code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
 BATCH = 100
 WARM_UP = 3
 TURN = 8
-"""After so many epochs of ours it is the peer's turn."""
+"""Number of epochs of ours after which it is the peer's turn."""
 
 
 @dataclass(frozen=True)

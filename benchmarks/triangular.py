@@ -5,7 +5,7 @@
     python benchmarks/triangular.py storage     # dense against edges: what the storage "auto" goes by
     python benchmarks/triangular.py two_moons   # C2ST over five observations, 10,000 simulations (minutes)
     python benchmarks/triangular.py inverse     # the discrete flow's draws by bisection and by a regressor
-    python benchmarks/triangular.py speed       # epochs and draws, beside the ancestral flow's (idle machine)
+    python benchmarks/triangular.py speed       # epochs and draws, against the ancestral flow's (idle machine)
     python benchmarks/triangular.py draws       # draws of the triangular and the ancestral flow on all tasks (idle)
     python benchmarks/triangular.py docs        # tables and figures of docs/triangular.md, from the results
 
@@ -180,8 +180,8 @@ def step_of(edges: list[list[int]], storage: str, hidden: int = 64, steps: int =
     def run(weights: Any, state: Any, key: Any) -> Any:
         def step(carry: Any, key: Any) -> Any:
             weights, state = carry
-            slope = jax.grad(lambda w: eqx.combine(w, rest).loss(rows, key))(weights)
-            change, state = optimiser.update(slope, state)
+            gradient = jax.grad(lambda w: eqx.combine(w, rest).loss(rows, key))(weights)
+            change, state = optimiser.update(gradient, state)
             return (jax.tree.map(lambda w, c: w - 1e-3 * c, weights, change), state), None
 
         return jax.lax.scan(step, (weights, state), jax.random.split(key, steps))[0]

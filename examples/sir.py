@@ -1,7 +1,7 @@
 """An epidemic whose simulator is plain NumPy.
 
 Susceptible people are infected, and recover (SIR). Of each day's new infections only a share is reported, with more
-scatter than a Poisson law has. JAX cannot read the simulator, so it is called on the host (`host=True`).
+scatter than a Poisson distribution has. JAX cannot read the simulator, so it is called on the host (`host=True`).
 
     cpejax infer examples/sir.py --out sir/ --simulations 30000
 """

@@ -5,7 +5,7 @@
 Runs in the environment that `make peers` builds, and writes one line of JSON. `benchmarks/peer.py` writes the
 simulations (`theta`, `x`, and `observations` that are not among them; the prior is uniform from `low` to `high`) and
 reads the line. With `--turns` each epoch waits for a line, and is answered by one with its seconds; when there are no
-more lines, it goes on by itself. sbi writes its training log to the working directory.
+more lines, it continues without them. sbi writes its training log to the working directory.
 
 An epoch is one of sbi's own training loop. Draws and densities are by sbi's defaults: Dormand-Prince 5(4) with its
 tolerances, rejection of draws outside the prior. The first observation is for warming up.

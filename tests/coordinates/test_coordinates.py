@@ -69,9 +69,15 @@ N = 4000
 @jax.jit
 def transformed(fn, x, z):
     """All at once, and compiled once for a family: its parameters are arguments."""
-    noise, slope = jax.jvp(lambda x: to_normal(fn, x), (x,), (jnp.ones_like(x),))
+    noise, derivative = jax.jvp(lambda x: to_normal(fn, x), (x,), (jnp.ones_like(x),))
     values = from_normal(fn, jnp.concatenate([noise, z]))
-    return {"noise": noise, "slope": slope, "log_prob": fn.log_prob(x), "back": values[:N], "values": values[N:]}
+    return {
+        "noise": noise,
+        "derivative": derivative,
+        "log_prob": fn.log_prob(x),
+        "back": values[:N],
+        "values": values[N:],
+    }
 
 
 @pytest.fixture(params=FAMILIES, scope="module")
@@ -110,7 +116,7 @@ def test_noise_gives_the_value_back(family):
 def test_volume_is_that_of_automatic_differentiation(family):
     core = np.abs(family["noise"]) < 3
     exact = family["log_prob"] - stats.norm.logpdf(family["noise"])
-    np.testing.assert_allclose(np.log(np.abs(family["slope"][core])), exact[core], atol=2e-3)
+    np.testing.assert_allclose(np.log(np.abs(family["derivative"][core])), exact[core], atol=2e-3)
 
 
 def test_values_are_the_quantiles(family):
@@ -208,11 +214,11 @@ def factors(free):
     n, size = free.shape
     d = round((1 + np.sqrt(1 + 8 * size)) / 2)
     out = np.zeros((n, d, d))
-    numbers = iter(free.T)
+    scalars = iter(free.T)
     for i in range(d):
         rest = np.ones(n)
         for j in range(i):
-            x = next(numbers)
+            x = next(scalars)
             out[:, i, j] = np.tanh(x) * rest
             rest = rest / np.cosh(x)
         out[:, i, i] = rest
@@ -340,7 +346,7 @@ def constrained(coordinates, values, z):
     return out
 
 
-def test_shapes_have_plates_first_and_one_axis_of_numbers(whole):
+def test_shapes_have_plates_first_and_one_axis_of_scalars(whole):
     coordinates, values = whole
     z = jax.eval_shape(jax.vmap(coordinates.to_z), values)
     assert {name: x.shape[1:] for name, x in z.items()} == {

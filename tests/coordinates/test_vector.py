@@ -17,7 +17,7 @@ KEY = jax.random.key(0)
 
 
 def program():
-    """A support that depends on a parameter, a plate that is outside but comes last, and sites of several numbers."""
+    """A support that depends on a parameter, a plate that is outside but comes last, and sites of several scalars."""
     low = numpyro.sample("low", dist.Normal(0.0, 2.0))
     with numpyro.plate("inner", 2, dim=-1):
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
@@ -57,16 +57,16 @@ def test_there_and_back_and_the_volume(simulations, kind):
         flat = jnp.concatenate([values[n].reshape(-1) for n in names])
         return x, vector.unflatten(x, data), jax.jacfwd(plain)(flat), vector.log_volume(values)
 
-    x, back, slope, volume = both(some)
+    x, back, jacobian, volume = both(some)
     assert x.shape == (50, vector.size)
     for name in names:
         np.testing.assert_allclose(back[name], some[name], rtol=2e-4, atol=2e-4)
-    np.testing.assert_allclose(volume, np.linalg.slogdet(slope)[1], rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(volume, np.linalg.slogdet(jacobian)[1], rtol=2e-3, atol=2e-3)
     assert vector.may_leave_support == (kind == "plain")
     assert ("low" in vector.needs()["u"]) == (kind != "plain")
 
 
-def test_labels_say_where_each_number_is(simulations):
+def test_labels_say_where_each_scalar_is(simulations):
     unrolled = simulations.graph.unroll("inner")
     order = sorted(unrolled.parameters, reverse=True)  # v[:, 1], v[:, 0], u[:, 1], ...
     vector, values = vector_of(simulations, "plain", [unrolled.sites[n] for n in order])
@@ -74,11 +74,11 @@ def test_labels_say_where_each_number_is(simulations):
     assert {label.member for label in vector.labels} == set(simulations.graph.ground().parameters)
     x = vector.flatten({name: value[0] for name, value in values.items()})
     plates = tuple(vector.graph.plates)
-    for number, label in zip(x, vector.labels, strict=True):
+    for scalar, label in zip(x, vector.labels, strict=True):
         site = vector.graph.sites[label.site]
         at = dict(zip([p for p in plates if p in site.dims], label.place, strict=True))
         value = values[label.site][0][tuple(at[d] if d else slice(None) for d in site.dims)]
-        assert number == value.reshape(-1)[label.k]
+        assert scalar == value.reshape(-1)[label.k]
     assert Label("low", (), 0, "low") in vector.labels
     with pytest.raises(ValueError, match="each once"):
         vector_of(simulations, "plain", [simulations.graph.sites["low"]])
@@ -91,7 +91,7 @@ def test_a_simplex_has_no_density_in_plain_coordinates():
 
     simulations = cpe.simulate(cpe.Model(simplex, observed=["y"]), 30, key=KEY)
     values = {name: jnp.asarray(x) for name, x in simulations.items()}
-    with pytest.raises(ValueError, match=r"'p' \(Dirichlet\) has 3 numbers .* dimension 2.*'unconstrained'"):
+    with pytest.raises(ValueError, match=r"'p' \(Dirichlet\) has 3 scalars .* dimension 2.*'unconstrained'"):
         Vector(simplex, simulations.graph, values, "plain")
     vector = Vector(simplex, simulations.graph, values, "unconstrained")
 
@@ -159,12 +159,12 @@ def test_only_draws_inside_are_returned_and_the_rate_is_that_of_the_proposals(po
         inside = stats.norm.cdf(1 - y) - stats.norm.cdf(-y)
         tree = posterior.sample(n, given={"y": y}, key=KEY)
         draws, attributes = tree.posterior["a"].values[0], tree.posterior.attrs
-        law = stats.truncnorm(-y, 1 - y, loc=y)
+        expected = stats.truncnorm(-y, 1 - y, loc=y)
         assert draws.shape == (n,)
-        assert stats.kstest(draws, law.cdf).pvalue > 1e-3
+        assert stats.kstest(draws, expected.cdf).pvalue > 1e-3
         proposed = attributes["counted"]
         assert abs(attributes["acceptance_rate"] - inside) < 4 * np.sqrt(inside * (1 - inside) / proposed)
-        # No more than the rejected are drawn again: an eighth of n too many at most.
+        # No more than the rejected are drawn again: no more than an eighth of n too many.
         assert proposed * attributes["acceptance_rate"] < n + n / 8 + 1
 
 
@@ -172,12 +172,12 @@ def test_rejection_for_many_observations_and_in_chunks(posterior, monkeypatch):
     y = np.array([-0.5, 0.5, 1.5])
     tree = posterior.sample(1500, given={"y": y}, key=KEY)
     for i in range(3):
-        law = stats.truncnorm(-y[i], 1 - y[i], loc=y[i])
-        assert stats.kstest(tree.posterior["a"].values[0, :, i], law.cdf).pvalue > 1e-3
+        expected = stats.truncnorm(-y[i], 1 - y[i], loc=y[i])
+        assert stats.kstest(tree.posterior["a"].values[0, :, i], expected.cdf).pvalue > 1e-3
     monkeypatch.setattr("cpejax.inference.posterior.MOST_NUMBERS", 400)
-    law = stats.truncnorm(-0.5, 0.5, loc=0.5)
+    expected = stats.truncnorm(-0.5, 0.5, loc=0.5)
     draws = posterior.sample(1500, given={"y": 0.5}, key=KEY).posterior["a"].values[0]
-    assert stats.kstest(draws, law.cdf).pvalue > 1e-3
+    assert stats.kstest(draws, expected.cdf).pvalue > 1e-3
 
 
 def test_hopeless_proposals_are_an_error(posterior):

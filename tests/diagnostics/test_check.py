@@ -379,11 +379,11 @@ def test_an_observation_outside_the_simulated_range_is_shouted(simulated):
 
 
 def test_an_observation_off_the_simulated_manifold_is_seen_too(simulated):
-    """Each number is in its range; five numbers of three causes do not go together in this way."""
+    """Each value is in its range; five values of three causes do not go together in this way."""
     rows, _ = simulated[4]
     null = np.linalg.svd(LOADINGS.T)[2][-1]  # a direction in which only noise moves the data
     found = run(Exact(), rows, {"x": 8 * NOISE * null}, draws=400)
-    assert "Each number is within its simulated range; their combination is not." in found.typicality.finding.sentence
+    assert "Each value is within its simulated range; their combination is not." in found.typicality.finding.sentence
     assert not found.typicality.finding.ok
 
 

@@ -149,8 +149,8 @@ def test_embeddings_are_trained():
     flow = built(toy, cpe.FMPE(embed={"y": embedding}, **SMALL["FMPE"]))
     rows = flow.prepare({name: jnp.asarray(x[:10]) for name, x in simulations_of(toy).items()})
     weights, rest = trainable(flow)
-    slope = jax.jit(jax.grad(lambda w: eqx.combine(w, rest).loss(rows, KEY)))(weights)
-    assert all(float(jnp.abs(g).max()) > 0 for g in jax.tree.leaves(slope.data.embed))
+    gradient = jax.jit(jax.grad(lambda w: eqx.combine(w, rest).loss(rows, KEY)))(weights)
+    assert all(float(jnp.abs(g).max()) > 0 for g in jax.tree.leaves(gradient.data.embed))
     with pytest.raises(ValueError, match=r"embed names 'z', but the data sites are \['y'\]"):
         built(toy, cpe.PSE(embed={"z": embedding}))
 
@@ -307,24 +307,24 @@ def test_the_reverse_diffusion_has_its_own_steps():
 
 
 def noise_of(flow, values, clock=0.5):
-    """The predicted noise of numbers that are not given, as a function of all numbers, for the posterior."""
+    """The predicted noise of scalars that are not given, as a function of all scalars, for the posterior."""
     given = np.array([site in flow.coordinates.graph.data for site in flow.sites])
 
-    def predict(numbers, clock=clock):
+    def predict(scalars, clock=clock):
         data = {
-            name: x[0] for name, x in flow._values(numbers[None], {}).items() if name in flow.coordinates.graph.data
+            name: x[0] for name, x in flow._values(scalars[None], {}).items() if name in flow.coordinates.graph.data
         }
-        return flow._predict(data)(jnp.asarray(clock), numbers[None, ~given])[0]
+        return flow._predict(data)(jnp.asarray(clock), scalars[None, ~given])[0]
 
-    numbers = flow._numbers({name: jnp.asarray(x[:1]) for name, x in values.items()})[0]
-    return predict, numbers, [m for m, known in zip(flow.members, given, strict=True) if not known]
+    scalars = flow._scalars({name: jnp.asarray(x[:1]) for name, x in values.items()})[0]
+    return predict, scalars, [m for m, known in zip(flow.members, given, strict=True) if not known]
 
 
 @pytest.mark.parametrize("mask", ["directed", "undirected", "none"])
-def test_a_number_reads_whom_its_mask_allows(mask):
+def test_a_scalar_reads_whom_its_mask_allows(mask):
     flow = built(groups, cpe.AIO(mask=mask, **SMALL["AIO"]))
-    predict, numbers, members = noise_of(flow, simulations_of(groups))
-    slope = np.asarray(jax.jit(jax.jacobian(predict))(numbers))
+    predict, scalars, members = noise_of(flow, simulations_of(groups))
+    jacobian = np.asarray(jax.jit(jax.jacobian(predict))(scalars))
     if mask == "directed":
         parents = cpe.invert(flow.coordinates.graph).ground()
         allowed = [[m == other or other in parents[m] for other in flow.members] for m in members]
@@ -334,38 +334,38 @@ def test_a_number_reads_whom_its_mask_allows(mask):
         near |= {f"theta[{i}]": {"mu", f"y[{i}]"} for i in range(3)}
         allowed = [[m == other or other in near[m] for other in flow.members] for m in members]
     else:
-        allowed = np.ones_like(slope, bool)
-    assert np.array_equal(slope != 0, allowed)
+        allowed = np.ones_like(jacobian, bool)
+    assert np.array_equal(jacobian != 0, allowed)
 
 
 def test_the_network_depends_on_time_and_on_who_is_given():
     flow = built(groups, cpe.AIO(**SMALL["AIO"]))
-    predict, numbers, _ = noise_of(flow, simulations_of(groups))
+    predict, scalars, _ = noise_of(flow, simulations_of(groups))
 
     @jax.jit
     def at(t):
-        return predict(numbers, t), jax.jacobian(lambda x: predict(x, t))(numbers)
+        return predict(scalars, t), jax.jacobian(lambda x: predict(x, t))(scalars)
 
     early, late = at(0.1), at(0.9)
     assert np.all(np.abs(early[0] - late[0]) > 1e-3)
     assert float(jnp.abs(early[1] - late[1]).max()) > 1e-3  # what is read of others too
     tokens = [
-        flow.net.tokens(numbers[None], jnp.arange(len(numbers)), jnp.full((1, len(numbers)), g)) for g in (True, False)
+        flow.net.tokens(scalars[None], jnp.arange(len(scalars)), jnp.full((1, len(scalars)), g)) for g in (True, False)
     ]
     assert float(jnp.abs(tokens[0] - tokens[1]).max()) > 0.1
 
 
 def test_training_and_sampling_evaluate_the_same_network():
     flow = built(groups, cpe.AIO(**SMALL["AIO"]))
-    predict, numbers, _ = noise_of(flow, simulations_of(groups))
+    predict, scalars, _ = noise_of(flow, simulations_of(groups))
 
     @jax.jit
-    def both(numbers):
-        tokens = flow.net.tokens(numbers[None], jnp.arange(len(numbers)), flow.patterns.given[:1])
+    def both(scalars):
+        tokens = flow.net.tokens(scalars[None], jnp.arange(len(scalars)), flow.patterns.given[:1])
         every = flow.net(tokens[:, :0], tokens, jnp.full(1, 0.5), jnp.ones((1, 0, 0), bool), flow.patterns.masks[:1])
-        return predict(numbers), every[0]
+        return predict(scalars), every[0]
 
-    sampling, training = both(numbers)
+    sampling, training = both(scalars)
     np.testing.assert_allclose(sampling, training[~np.asarray(flow.patterns.given[0])], atol=1e-5)
 
 

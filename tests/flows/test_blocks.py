@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import cpejax as cpe
 from cpejax.coordinates.base import Prior
 from cpejax.flows.blocks.discrete import TOLERANCE, bisect, newton
-from cpejax.flows.blocks.network import MANY, UNROLLED, BlockNet, log_slope_of_tanh
+from cpejax.flows.blocks.network import MANY, UNROLLED, BlockNet, log_derivative_of_tanh
 from cpejax.flows.blocks.storage import Dense, Edges, LowRank, Wiring, wire
 
 KEY = jax.random.key(0)
@@ -117,15 +117,15 @@ def test_derivatives_of_the_network(storage):
     @eqx.filter_jit
     def derivatives(net, x):
         jacobian = jax.vmap(jax.jacobian(lambda x: net(x[None], CONDITIONS)[0]))(x)
-        slope = net.with_derivative(x, CONDITIONS)[1]
-        return jacobian, net(x, CONDITIONS), *net.with_log_derivative(x, CONDITIONS), slope
+        derivative = net.with_derivative(x, CONDITIONS)[1]
+        return jacobian, net(x, CONDITIONS), *net.with_log_derivative(x, CONDITIONS), derivative
 
     found = derivatives(network(storage=storage), jax.random.normal(KEY, (5, 6)))
-    jacobian, plain, value, log_slope, slope = map(np.asarray, found)
+    jacobian, plain, value, log_derivative, derivative = map(np.asarray, found)
     assert np.allclose(value, plain, atol=1e-6)
-    assert np.allclose(log_slope, np.log(np.diagonal(jacobian, axis1=1, axis2=2)), atol=1e-5)
-    assert np.allclose(log_slope.sum(1), np.linalg.slogdet(jacobian)[1], atol=1e-5)
-    assert np.allclose(slope, np.exp(log_slope), rtol=1e-4)
+    assert np.allclose(log_derivative, np.log(np.diagonal(jacobian, axis1=1, axis2=2)), atol=1e-5)
+    assert np.allclose(log_derivative.sum(1), np.linalg.slogdet(jacobian)[1], atol=1e-5)
+    assert np.allclose(derivative, np.exp(log_derivative), rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"storage": "dense"}, {"rank": 2}], ids=str)
@@ -164,14 +164,14 @@ def test_log_derivative_far_out():
 
     @eqx.filter_jit
     def far(x):
-        value, log_slope = net.with_log_derivative(x, CONDITIONS)
-        return value, log_slope, jax.grad(lambda x: net.with_log_derivative(x, CONDITIONS)[1].sum())(x)
+        value, log_derivative = net.with_log_derivative(x, CONDITIONS)
+        return value, log_derivative, jax.grad(lambda x: net.with_log_derivative(x, CONDITIONS)[1].sum())(x)
 
-    value, log_slope, slope = far(jnp.array([[1e4]]))
-    assert np.allclose(log_slope, np.log(0.5))
+    value, log_derivative, gradient = far(jnp.array([[1e4]]))
+    assert np.allclose(log_derivative, np.log(0.5))
     assert np.isfinite(value).all()
-    assert np.isfinite(slope).all()
-    assert np.allclose(log_slope_of_tanh(jnp.array([0.0, 30.0])), [0.0, -60 + np.log(4)], atol=1e-5)
+    assert np.isfinite(gradient).all()
+    assert np.allclose(log_derivative_of_tanh(jnp.array([0.0, 30.0])), [0.0, -60 + np.log(4)], atol=1e-5)
 
 
 STORED = [{}, *(pytest.param(o, marks=pytest.mark.slow) for o in ({"storage": "dense"}, {"rank": 2}))]
@@ -198,7 +198,7 @@ def test_inversion(options):
 
 
 def test_parameters_that_coordinates_depend_on_are_read():
-    """In prior coordinates c's parent b is known only together with a; in plain ones b is a number of its own."""
+    """In prior coordinates c's parent b is known only together with a; in plain ones b is a scalar of its own."""
 
     def program():
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))

@@ -74,7 +74,7 @@ def ancestral_field(flow, data, vector):
 
 
 def ancestral_back(flow, data, values, key):
-    """The noise of draws, in the density's direction; there is no other to compare it with than its law."""
+    """The noise of draws, in the density's direction; there is nothing to compare it with but its distribution."""
     full = values | {name: jnp.broadcast_to(x, (DRAWS, *x.shape)) for name, x in data.items()}
     z, tables = flow._known(full)
     tables |= flow._observed(data)
@@ -236,7 +236,7 @@ def test_the_jacobian_is_zero_where_the_posterior_program_says(name):
     names = posterior.graph.parameters
     data = data_of(branches)
     vectors = jax.random.normal(KEY, (5, len(names)))
-    slope = jax.jit(jax.vmap(jax.jacobian(lambda v: case.field(posterior.flow, data, v))))(vectors)
+    jacobian = jax.jit(jax.vmap(jax.jacobian(lambda v: case.field(posterior.flow, data, v))))(vectors)
     parents = cpe.invert(posterior.graph, how=case.how).ground()
     graph = nx.DiGraph([(m, p) for m in names for p in parents[m] if p in names])
     graph.add_nodes_from(names)
@@ -246,7 +246,7 @@ def test_the_jacobian_is_zero_where_the_posterior_program_says(name):
     near = {m: nx.single_source_shortest_path_length(graph, m, case.steps or len(names)) for m in names}
     allowed = np.array([[case.steps is None or other in near[m] for other in names] for m in names])
     assert case.steps is None or not allowed.all()
-    assert np.array_equal(np.abs(slope).max(0) != 0, allowed)
+    assert np.array_equal(np.abs(jacobian).max(0) != 0, allowed)
 
 
 CELLS = 8

@@ -92,25 +92,25 @@ def toy():
 
 
 class Smallest(cpe.Flow):
-    """`a ~ N(slope y, scale²)`."""
+    """`a ~ N(coefficient y, scale²)`."""
 
     coordinates: cpe.Coordinates
-    slope: jax.Array
+    coefficient: jax.Array
     log_scale: jax.Array
 
     def __init__(self, program, graph, simulations, *, like, key):
         values = {name: jnp.asarray(x) for name, x in simulations.items()}
         self.coordinates = cpe.Coordinates(program, graph, values)
-        self.slope, self.log_scale = jnp.zeros(()), jnp.zeros(())
+        self.coefficient, self.log_scale = jnp.zeros(()), jnp.zeros(())
 
     def loss(self, rows, key):
-        return -norm.logpdf(rows["a"], self.slope * rows["y"], jnp.exp(self.log_scale)).mean()
+        return -norm.logpdf(rows["a"], self.coefficient * rows["y"], jnp.exp(self.log_scale)).mean()
 
     def sample(self, data, n, key):
-        return {"a": self.slope * data["y"] + jnp.exp(self.log_scale) * jax.random.normal(key, (n,))}, {}
+        return {"a": self.coefficient * data["y"] + jnp.exp(self.log_scale) * jax.random.normal(key, (n,))}, {}
 
     def log_prob(self, values, data):
-        return norm.logpdf(values["a"], self.slope * data["y"], jnp.exp(self.log_scale))
+        return norm.logpdf(values["a"], self.coefficient * data["y"], jnp.exp(self.log_scale))
 
 
 @dataclass(frozen=True)

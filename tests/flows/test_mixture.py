@@ -14,8 +14,8 @@ log_density = jax.jit(lambda mixture, z: mixture.log_density(z, linear(z, mixtur
 
 
 def mixtures(uniform, rows=2000, spread=1.0):
-    numbers = spread * jax.random.normal(jax.random.key(0), (rows, 24))
-    return Mixture.from_numbers(numbers.T, jnp.full((1,), uniform))
+    outputs = spread * jax.random.normal(jax.random.key(0), (rows, 24))
+    return Mixture.from_numbers(outputs.T, jnp.full((1,), uniform))
 
 
 @pytest.mark.parametrize("uniform", [False, True])

@@ -16,7 +16,7 @@ import cpejax as cpe
 from cpejax.flows.base import trainable
 from cpejax.inference.fit import _held_out, _prepare
 
-C2ST = {  # what the default may have at most
+C2ST = {  # the highest that the default may have
     "distractors": 0.544,
     "gaussian_mixture_1": 0.565,
     "gaussian_mixture_2": 0.569,

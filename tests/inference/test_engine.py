@@ -142,9 +142,9 @@ def test_a_group_does_not_read_another_groups_data(grouped):
         tables = flow.prepare({**values, "y": y})["tables"]
         return flow._context(number, flow.groups[number], tables).mixture.means[:, 0, 0].sum(0)
 
-    slope = jax.jacobian(hidden)(values["y"])[:, 0]
-    assert np.all(np.diag(slope) != 0)
-    assert np.all(slope[~np.eye(4, dtype=bool)] == 0)
+    jacobian = jax.jacobian(hidden)(values["y"])[:, 0]
+    assert np.all(np.diag(jacobian) != 0)
+    assert np.all(jacobian[~np.eye(4, dtype=bool)] == 0)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Training: what it minimises and keeps, how it stops, how it goes on after a crash, and what it refuses."""
+"""Training: what it minimises and keeps, how it stops, how it resumes after a crash, and what it refuses."""
 
 import math
 import os
@@ -177,7 +177,7 @@ class Lines(Flow):
         return sum(line.loss(r, key) for line, r in zip(self.lines, rows, strict=True))
 
 
-def test_parts_are_trained_beside_one_another(monkeypatch, caplog):
+def test_parts_are_trained_in_parallel(monkeypatch, caplog):
     monkeypatch.setattr(_train, "LONG", 1)
     monkeypatch.setattr(_train, "cores", lambda: 2)
     rows = [line_rows(seed=1), {"x": line_rows()["x"], "y": 1 - line_rows()["y"]}]

@@ -89,8 +89,8 @@ def test_embeddings_map_one_value_to_features(kind, shape):
     embedding = kind(shape, out=5, key=KEY)
     x = jax.random.normal(KEY, shape)
     assert eqx.filter_jit(embedding)(x).shape == (5,)
-    slope = jax.grad(lambda x: embedding(x).sum())(x)
-    assert (np.asarray(slope) != 0).all()  # nothing is left unread
+    gradient = jax.grad(lambda x: embedding(x).sum())(x)
+    assert (np.asarray(gradient) != 0).all()  # nothing is left unread
 
 
 def test_a_set_has_no_order_and_a_series_has():
@@ -131,7 +131,7 @@ def test_silu_is_that_of_jax():
         np.testing.assert_allclose(jax.vmap(of(silu))(x), jax.vmap(of(jax.nn.silu))(x), atol=2e-6)
 
 
-def test_a_product_from_turned_weights_has_the_slopes_of_the_plain_one():
+def test_a_product_from_transposed_weights_has_the_gradients_of_the_plain_one():
     keys = jax.random.split(KEY, 4)
     values = jax.random.normal(keys[0], (2, 3, 5)), jax.random.normal(keys[1], (7, 5))
     along = jax.random.normal(keys[2], (2, 3, 5)), jax.random.normal(keys[3], (7, 5))

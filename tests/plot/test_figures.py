@@ -166,7 +166,7 @@ def test_draws_that_cannot_be_drawn():
     with pytest.raises(ValueError, match=r"draws are for 3 observations. Choose one: .*isel\(observation=0\)"):
         plot.marginals(many)
     plot.marginals(many.posterior.to_dataset().isel(observation=0))
-    with pytest.raises(ValueError, match=r"draws\['a'\] is one number; expected an array whose first axis"):
+    with pytest.raises(ValueError, match=r"draws\['a'\] is one value; expected an array whose first axis"):
         plot.forest({"a": 1.0})
 
 

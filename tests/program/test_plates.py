@@ -235,7 +235,7 @@ def vector_without_plate():
         sample("y", Normal(w, 1.0))
 
 
-def vector_turned():
+def vector_reversed():
     w = sample("w", Normal(0.0, 1.0).expand([12]).to_event(1))
     with plate("i", 12):
         sample("y", Normal(w[::-1], 1.0))
@@ -266,7 +266,7 @@ def same_size_other_plate():
         sample("y", Normal(a, 1.0))
 
 
-def same_size_turned():
+def same_size_reversed():
     with plate("g", 4):
         a = sample("a", Normal(0.0, 1.0))
     with plate("h", 4):
@@ -356,12 +356,12 @@ CAUGHT = [
     (first_is_another, {"i"}),
     (one_is_set, {"i"}),
     (vector_without_plate, {"i"}),
-    (vector_turned, {"i"}),
+    (vector_reversed, {"i"}),
     (cumulative, {"i"}),
     (stacked, {"i"}),
     (matrix_without_plate, {"i"}),
     (same_size_other_plate, {"g", "h"}),
-    (same_size_turned, {"g", "h"}),
+    (same_size_reversed, {"g", "h"}),
     (repeated, {"g", "i"}),
     (design_of_zeros_and_ones, {"g"}),
     (crossed_by_index, {"r"}),
@@ -439,7 +439,7 @@ def test_large_plates_that_differ_otherwise_are_an_error_before_anything_is_simu
         subjects_in_groups_over_time,
         crossed_by_index,
         pairs,
-        same_size_turned,
+        same_size_reversed,
         sums_of_groups,
         two_ways_into_one_plate,
         group_and_mean_of_groups,
@@ -530,10 +530,10 @@ def context(flow, name, values):
 def test_members_that_change_places_without_their_constants_change_the_context(program, name):
     flow, simulations = built(program)
     values = {n: jnp.asarray(simulations[n]) for n in simulations}
-    turned = {**values, "y": values["y"][:, ::-1]}
-    if "theta" in turned:
-        turned["theta"] = turned["theta"][:, ::-1]
-    before, after = context(flow, name, values), context(flow, name, turned)
+    reversed_members = {**values, "y": values["y"][:, ::-1]}
+    if "theta" in reversed_members:
+        reversed_members["theta"] = reversed_members["theta"][:, ::-1]
+    before, after = context(flow, name, values), context(flow, name, reversed_members)
     if name == "theta":
         after = after[:, ::-1]
     assert not np.allclose(before, after, rtol=1e-3)

@@ -1,4 +1,4 @@
-"""Simulations: the program's own law and shapes, on the device and on the host, and what is said of bad ones."""
+"""Simulations: the program's distribution and shapes, on the device and on the host, and what is said of bad ones."""
 
 import subprocess
 import sys

@@ -52,8 +52,8 @@ def stepped(wrap, net, images):
         return (jax.vmap(eqx.combine(weights, rest))(x) ** 2).mean()
 
     def step(weights, x):
-        slope = wrap(jax.grad(loss))(weights, x)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, slope), None
+        gradient = wrap(jax.grad(loss))(weights, x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), None
 
     return jax.jit(lambda w: jax.lax.scan(step, w, images)[0]).lower(weights), weights
 

@@ -17,10 +17,10 @@ from cpejax.program.simulator import Program
 
 
 class Prior(Fixed):
-    """The prior as a law of vectors `u`, standardised by the simulations: `u = (vector − centre) / scale`.
+    """The prior as a distribution of vectors `u`, standardised by the simulations: `u = (vector − centre) / scale`.
 
     In prior coordinates it is N(0, I), and there is nothing to standardise. That `u` is standardised is not in the
-    paper; it is linear in each number, so straight paths stay straight and nobody reads more than before.
+    paper; it is linear in each scalar, so straight paths stay straight and no scalar reads others by it.
     """
 
     vector: Vector
@@ -89,6 +89,6 @@ def log_prior(coordinates: Coordinates, values: Values) -> Float[Array, ""]:
 
 
 def with_data(values: Values, data: Values) -> Values:
-    """Parameters `(n, *shape)` with one observation's data beside each."""
+    """Parameters `(n, *shape)` with one observation's data for each."""
     n = len(next(iter(values.values())))
     return values | {name: jnp.broadcast_to(x, (n, *x.shape)) for name, x in data.items()}

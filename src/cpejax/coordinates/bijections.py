@@ -1,6 +1,6 @@
 """Bijections from free coordinates to supports, for families whose draws are not made from normal noise.
 
-NumPyro's, except where those lose the small numbers: `1 − cumsum(x)` of a sparse simplex, or of the squares in a row of
+NumPyro's, except where those lose the small values: `1 − cumsum(x)` of a sparse simplex, or of the squares in a row of
 a nearly singular correlation matrix, is noise in float32.
 """
 

@@ -44,7 +44,7 @@ class Constrain:
 class Coordinates(Fixed):
     """The map between the parameters of a program and standard coordinates `z`.
 
-    A site's `z` has its plates first, in the graph's order, and one last axis for the numbers of a member.
+    A site's `z` has its plates first, in the graph's order, and one last axis for the scalars of a member.
     Everything here acts on one example; callers `vmap`.
 
     Families without quantile function (Dirichlet, LKJCholesky) use the bijection of their support, shifted and scaled
@@ -65,7 +65,7 @@ class Coordinates(Fixed):
     uniform: frozenset[str] = eqx.field(static=True)  # the parameters whose prior is uniform
 
     def __init__(self, program: Program, graph: Graph, values: Values, *, free: bool = False):
-        """`values`: simulations, arrays with a leading axis, by which the bijections' coordinates are standardised."""
+        """Prepare the map; `values`, simulations with a leading axis, standardise the bijections' coordinates."""
         self.program, self.graph = program, graph
         inexact: list[str] = []
         uniform: list[str] = []

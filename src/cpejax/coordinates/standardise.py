@@ -1,4 +1,4 @@
-"""Values of any scale and tail as numbers of order one."""
+"""Values of any scale and tail as values of order one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 ROWS = 100_000
-"""So many rows give quantiles that are exact enough."""
+"""Number of rows that give quantiles exact enough."""
 
 
 class Fixed(eqx.Module):
@@ -36,7 +36,7 @@ class Columns:
 
     @classmethod
     def of(cls, rows: np.ndarray, heavy: Sequence[int] | None = None) -> Columns:
-        """`rows`: `(n, d)`. `heavy`: which columns are heavy-tailed, if that is known already."""
+        """The columns of `rows`, `(n, d)`; `heavy`: which of them are heavy-tailed, if that is known already."""
         rows = np.asarray(rows, np.float64)
         low, centre, high = np.quantile(rows, [0.25, 0.5, 0.75], axis=0)
         scale = (high - low) / 1.349
@@ -51,7 +51,7 @@ class Columns:
 
 
 class Standardise(Fixed):
-    """Columns to numbers of order one, whatever their scale and tails.
+    """Columns to values of order one, whatever their scale and tails.
 
     Each column is centred by its median and scaled by its interquartile range, and clipped at ±15. Where the
     simulations themselves go beyond ±10 (heavy tails, scales over decades), a second feature is added: the normal score
@@ -60,12 +60,12 @@ class Standardise(Fixed):
 
     centre: Float[Array, " d"]
     scale: Float[Array, " d"]
-    knots: Float[Array, "heavy q"]  # quantiles, in units of `scale`; not centred, so that small numbers stay apart
+    knots: Float[Array, "heavy q"]  # quantiles, in units of `scale`; not centred, so that small values stay apart
     scores: Float[Array, " q"]
     heavy: tuple[int, ...] = eqx.field(static=True)
 
     def __init__(self, rows: np.ndarray, heavy: Sequence[int] | None = None):
-        """`rows`: simulated values, `(..., d)`, of which `ROWS` at most are looked at.
+        """Standardise by `rows`, simulated values `(..., d)`, of which no more than `ROWS` are looked at.
 
         `heavy`: which columns are heavy-tailed, if that is known already.
         """
@@ -87,7 +87,7 @@ class Standardise(Fixed):
         return jnp.concatenate([self._linear(x), self._scores(x)], axis=-1) if self.heavy else self._linear(x)
 
     def one_each(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-        """One number a column, for embeddings that know the value's shape: the score where the column is heavy."""
+        """One value a column, for embeddings that know the value's shape: the score where the column is heavy."""
         linear = self._linear(x)
         return linear.at[..., list(self.heavy)].set(self._scores(x)) if self.heavy else linear
 

@@ -27,7 +27,7 @@ class Label(NamedTuple):
 
     - `site`: the program's site.
     - `place`: its position in each of the site's plates, in the graph's order of plates.
-    - `k`: which of the member's numbers.
+    - `k`: which of the member's scalars.
     - `member`: the member's name in `graph.ground()` and in `PosteriorProgram.ground()`.
     """
 
@@ -40,7 +40,7 @@ class Label(NamedTuple):
 class Vector(Fixed):
     """The map between the parameters of a program and a vector. It acts on one example; callers `vmap`.
 
-    The numbers of the vector are, by `kind`,
+    The scalars of the vector are, by `kind`,
 
     - `"plain"`: the user's own. A flow may then leave the prior's support, and its draws there are rejected.
     - `"unconstrained"`: those of the bijection from the real numbers to each site's support, standardised by the
@@ -62,7 +62,7 @@ class Vector(Fixed):
     kind: Kind = eqx.field(static=True)
     labels: tuple[Label, ...] = eqx.field(static=True)
     places: tuple[int, ...] = eqx.field(static=True)  # of each scalar where sites follow the graph's order
-    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)  # (*plates, size) of each parameter's numbers
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)  # (*plates, size) of each parameter's scalars
 
     def __init__(
         self,
@@ -119,28 +119,28 @@ class Vector(Fixed):
         """The vector of a program's values, the data among them (a parameter's prior may depend on data)."""
         graph = self.graph
         if self.kind == "plain":
-            numbers = {name: self.coordinates.canonical(name, values[name]) for name in graph.parameters}
+            scalars = {name: self.coordinates.canonical(name, values[name]) for name in graph.parameters}
         else:
-            numbers = self._map().to_z(values)
-        joined = jnp.concatenate([numbers[name].reshape(-1) for name in graph.parameters])
+            scalars = self._map().to_z(values)
+        joined = jnp.concatenate([scalars[name].reshape(-1) for name in graph.parameters])
         return joined[np.array(self.places)]
 
     def unflatten(self, vector: Float[Array, " d"], data: Values) -> Values:
         """The parameters of a vector, the inverse of `flatten`; `data` are the values of the data sites."""
         graph = self.graph
-        numbers = self._split(vector)
+        scalars = self._split(vector)
         if self.kind == "plain":
             plates = tuple(graph.plates)
             sites = {name: graph.sites[name] for name in graph.parameters}
-            return {name: plates_last(numbers[name], s.shape, s.dims, plates) for name, s in sites.items()}
+            return {name: plates_last(scalars[name], s.shape, s.dims, plates) for name, s in sites.items()}
         known = self.coordinates.example | data
-        constrain = self._map().constrainers(known, numbers)
+        constrain = self._map().constrainers(known, scalars)
         for name in graph.parameters:  # parents before children
-            known = known | {name: constrain[name](known, numbers[name])}
+            known = known | {name: constrain[name](known, scalars[name])}
         return {name: known[name] for name in graph.parameters}
 
     def needs(self) -> dict[str, tuple[str, ...]]:
-        """For each parameter the sites whose values its numbers depend on."""
+        """For each parameter the sites whose values its scalars depend on."""
         if self.kind == "plain":
             return dict.fromkeys(self.graph.parameters, ())
         example = self.coordinates.example
@@ -148,7 +148,7 @@ class Vector(Fixed):
         return {name: tuple(n for n in constrain[name].needs if n != name) for name in self.graph.parameters}
 
     def _split(self, vector: Float[Array, " d"]) -> Values:
-        """The numbers of each site, `(*plates, size)`."""
+        """The scalars of each site, `(*plates, size)`."""
         joined = jnp.zeros(self.size, vector.dtype).at[np.array(self.places)].set(vector)
         parts = jnp.split(joined, np.cumsum([math.prod(shape) for shape in self.shapes])[:-1])
         each = zip(self.graph.parameters, self.shapes, parts, strict=True)
@@ -183,7 +183,7 @@ def prior_draw(coordinates: Coordinates, data: Values, *, key: PRNGKeyArray) -> 
 
 
 def labels_of(site: Site, graph: Graph, shape: jax.ShapeDtypeStruct, only: Site | None = None) -> list[Label]:
-    """The scalars of a site, or of one member of it, in the order of its numbers `(*plates, size)`."""
+    """The scalars of a site, or of one member of it, in the order of its scalars `(*plates, size)`."""
     at = dict(only.index) if only is not None else {}
     plates = [p for p in graph.plates if p in site.dims]
     names = {tuple(where[p] for p in plates): member for member, where in ground_members(site, graph.plates)}
@@ -196,9 +196,9 @@ def labels_of(site: Site, graph: Graph, shape: jax.ShapeDtypeStruct, only: Site 
 
 
 def _check_density(site: Site, dimension: int) -> None:
-    numbers = math.prod(site.shape)
-    if dimension < numbers:
+    scalars = math.prod(site.shape)
+    if dimension < scalars:
         raise ValueError(
-            f"Parameter '{site.name}' ({site.distribution}) has {numbers} numbers that lie in a set of dimension "
+            f"Parameter '{site.name}' ({site.distribution}) has {scalars} scalars that lie in a set of dimension "
             f"{dimension}, so it has no density in plain coordinates. Use coordinates='unconstrained'."
         )

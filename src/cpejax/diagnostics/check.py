@@ -112,7 +112,7 @@ def check(
     fitted to earlier simulations, predicts on which side of the draws the true value is; ranks in that direction are
     uniform only if nothing can be predicted. So is the rank of the log-likelihood, where the data have a density; and
     the posterior's log-density of the true values, where it has one, is compared with those of the prior and of the
-    regression: the product of ratios is above `1 / p` with probability `p` at most if the posterior is right.
+    regression: the product of ratios is above `1 / p` with a probability of no more than `p` if the posterior is right.
 
     *Typicality* asks whether an observation is like simulated data. Its distance from simulated data (the mean over the
     nearest neighbours, in standardised principal components) is ranked among the distances of other simulated data.
@@ -135,13 +135,9 @@ def check(
     **Returns:** a `Check`, with tables, ranks and plain sentences. `cpe.plot.ranks`, `cpe.plot.coverage` and
     `cpe.plot.predictive` draw it.
 
-    ??? example
-
-        ```python
-        check = cpe.check(posterior, given={"y": y}, key=jax.random.key(3))
-        print(check)
-        check.calibration
-        ```
+    >>> found = cpe.check(posterior, given={"y": [0.3, 1.2, -0.4]}, n=20, draws=20, key=jax.random.key(3))
+    >>> found.ok in (True, False), list(found.ranks)
+    (True, ['mu'])
     """
     began = time.perf_counter()
     check_count(n, "n, the number of simulated observations,")

@@ -39,7 +39,8 @@ def _distances(reference: Float[np.ndarray, "r p"], *others: Float[np.ndarray, "
     """How far rows are from the reference rows: the mean distance to the nearest of them.
 
     Columns are standardised robustly, without bounds, so that the distance grows with any value beyond the reference;
-    turned to at most 50 principal components of unit variance; and what these leave out becomes one more: its length.
+    rotated to no more than 50 principal components of unit variance; and what these leave out becomes one more: its
+    length.
     """
     standardise = Features(np.asarray(reference, np.float64))
     features = [standardise(np.asarray(x, np.float64)) for x in (reference, *others)]
@@ -73,6 +74,6 @@ def _p_values(distance: np.ndarray, simulated: np.ndarray) -> np.ndarray:
     p = (1 + (simulated >= distance[:, None]).sum(1)) / (len(simulated) + 1)
     tail = np.sort(simulated)[-max(5, len(simulated) // 10) :]
     threshold = max(float(tail[0]), 1e-12)
-    slope = max(float(np.log(np.maximum(tail, 1e-12) / threshold).mean()), 1e-3)
-    beyond = len(tail) / len(simulated) * np.maximum(distance / threshold, 1.0) ** (-1 / slope)
+    tail_index = max(float(np.log(np.maximum(tail, 1e-12) / threshold).mean()), 1e-3)
+    beyond = len(tail) / len(simulated) * np.maximum(distance / threshold, 1.0) ** (-1 / tail_index)
     return np.where(distance > simulated.max(), np.minimum(p, beyond), p)

@@ -44,8 +44,8 @@ class Features:
             before = float(np.interp(inside, scores, knots))
             width = max(abs(at - before), 1e-9 * max(abs(at), 1e-9))
             # Of a log-normal column with a large sd, the score of ten times as much is less than one further.
-            slope = max(1.0, math.log(at / before)) if at * before > 0 and abs(at) > abs(before) else 1.0
-            score = score + sign * np.log1p(np.maximum(sign * (x - at), 0.0) / width) / slope
+            log_growth = max(1.0, math.log(at / before)) if at * before > 0 and abs(at) > abs(before) else 1.0
+            score = score + sign * np.log1p(np.maximum(sign * (x - at), 0.0) / width) / log_growth
         return score
 
 

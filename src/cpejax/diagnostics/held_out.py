@@ -1,4 +1,4 @@
-"""The posterior's log-density of the true parameters, beside those of the prior and of a regression on the data."""
+"""The posterior's log-density of the true parameters, against those of the prior and of a regression on the data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Density:
 
     @property
     def error(self) -> float:
-        """Its standard error."""
+        """The standard error of the mean gain."""
         finite = self.gain[np.isfinite(self.gain)]
         return float(finite.std() / math.sqrt(len(finite))) if len(finite) else math.inf
 
@@ -52,7 +52,7 @@ class Density:
         return int((~np.isfinite(self.gain)).sum())
 
     def to_dict(self) -> dict[str, float | None]:
-        """Its figures, as JSON."""
+        """The mean gains, the error and the p-value, as JSON."""
         found = {"gain": self.mean, "error": self.error, "regression": float(self.regression.mean()), "p": self.p}
         return {name: x if math.isfinite(x) else None for name, x in found.items()}
 

@@ -89,7 +89,7 @@ def _furthest(graph: Graph, simulated: np.ndarray, given: np.ndarray) -> str:
     low, high = simulated.min(0), simulated.max(0)
     outside = np.maximum(low - given, given - high) / np.where(high > low, high - low, 1.0)
     if not (outside > 0).any():
-        return "Each number is within its simulated range; their combination is not. "
+        return "Each value is within its simulated range; their combination is not. "
     i = int(outside.argmax())
     count = int((outside > 0).sum())
     more = f"; {count - 1} more of {len(given)} are outside theirs" if count > 1 else ""

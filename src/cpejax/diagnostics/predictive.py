@@ -23,7 +23,7 @@ from cpejax.program.simulate import simulate
 
 @dataclass(frozen=True, eq=False)
 class Predictive:
-    """Data replicated from the posterior beside the observed ones.
+    """Data replicated from the posterior, compared with the observed ones.
 
     `replicates` and `observed`: `{site: (n, *shape)}` and `{site: shape}`; `statistics`: a table of summary statistics,
     and `values` those of the replicates, `{(site, statistic): (n,)}`.

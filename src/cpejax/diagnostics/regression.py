@@ -34,7 +34,7 @@ class Regression:
 
 
 def regress(features: Float[np.ndarray, "m p"], targets: Float[np.ndarray, "m k"]) -> Regression:
-    """Fit it. With thousands of columns, of which few matter to a target (the data of its own group), this finds them.
+    """Fit ridge regressions, each to the few of possibly thousands of columns that matter to its target.
 
     The penalty is that of a single observation: all features have variance 1.
     """
@@ -102,7 +102,7 @@ class Guess:
 def guess(
     theta: Float[np.ndarray, "m d"], features: Float[np.ndarray, "m p"], places: Float[np.ndarray, "m k"]
 ) -> Guess:
-    """Fit it to simulated parameters, the features of their data, and the places of the parameters among the draws."""
+    """Fit a `Guess` to simulated parameters, the features of their data, and the parameters' places among the draws."""
     quarter, three = np.quantile(theta, [0.25, 0.75], axis=0)
     positive = (theta > 0).all(0)
     logs = np.log(np.where(positive, theta, 1.0))

@@ -14,7 +14,7 @@ from cpejax.diagnostics.words import p_words
 
 @register
 class Tarp(Diagnostic):
-    """The points are draws from what a regression on the data says of the parameters."""
+    """Whether ranks of the distance from points are uniform; the points are draws from a regression on the data."""
 
     name, order = "Joint coverage (TARP)", 30.0
 

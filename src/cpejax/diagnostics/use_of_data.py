@@ -42,7 +42,7 @@ class UseOfData(Diagnostic):
 
     @property
     def width(self) -> Ranks:
-        """The same of the distance from the draws' mean."""
+        """Ranks of the distance from the draws' mean, reversed where the data predict a short one."""
         begin, joint = self.study.begin, self.study.joint[self.study.begin :]
         return np.where(self.study.further[begin:] >= 0, joint, self.study.draws - joint)
 

@@ -1,11 +1,11 @@
 """All-in-one posterior estimation (Gloeckler et al. 2024; paper, appendix C): a transformer that denoises any subset of
-a program's numbers given the others.
+a program's scalars given the others.
 
-Departures from the original: random conditions are of whole sites, not of single numbers, from a list of at most
-`PATTERNS`, and half of the training is for the posterior; the network predicts the noise; time is added to the tokens
-before they read one another; numbers of one member of a site always read one another; given tokens read one another
-only, with a directed mask. A directed mask is the posterior program of the sites that are not given. As every mask on
-noisy numbers it biases correlated posteriors; `docs/baselines.md` has the figures.
+Departures from the original: random conditions are of whole sites, not of single scalars, from a list of no more
+than `PATTERNS`, and half of the training is for the posterior; the network predicts the noise; time is added to the
+tokens before they read one another; scalars of one member of a site always read one another; given tokens read one
+another only, with a directed mask. A directed mask is the posterior program of the sites that are not given. As every
+mask on noisy scalars it biases correlated posteriors; `docs/baselines.md` has the figures.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Patterns(Fixed):
 
 
 class AIOFlow(Flow):
-    """The diffusion of the numbers that are not given, turned back.
+    """The diffusion of the scalars that are not given, reversed in time.
 
     **Arguments:**
 
@@ -126,30 +126,30 @@ class AIOFlow(Flow):
         tokens, width = len(self.sites), scale.size
         return tokens * (8 * width + self.net.blocks[0].heads * tokens)
 
-    # Numbers
+    # Scalars
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a data site's numbers, `(*plates, size)`."""
+        """The shape of a data site's scalars, `(*plates, size)`."""
         graph = self.coordinates.graph
         site = graph.sites[name]
         return (*(size for plate, size in graph.plates.items() if plate in site.dims), site.size)
 
-    def _numbers(self, values: Values) -> Float[Array, "n t"]:
-        """All numbers of all sites, standardised."""
+    def _scalars(self, values: Values) -> Float[Array, "n t"]:
+        """All scalars of all sites, standardised."""
         return jnp.concatenate([self.vectors.to_vectors(values), self.data(values)], axis=-1)
 
-    def _values(self, numbers: Float[Array, "n t"], given: Values) -> Values:
+    def _values(self, scalars: Float[Array, "n t"], given: Values) -> Values:
         """The values of the sites that are not given."""
         graph = self.coordinates.graph
-        vector, rest = jnp.split(numbers, [self.vectors.size], axis=-1)
+        vector, rest = jnp.split(scalars, [self.vectors.size], axis=-1)
         data: Values = {}
         parts = jnp.split(rest, np.cumsum([math.prod(self._shape(name)) for name in graph.data])[:-1], axis=-1)
         for name, part in zip(graph.data, parts, strict=True):
             site = graph.sites[name]
             if name in given:
-                data[name] = jnp.broadcast_to(given[name], (len(numbers), *site.shape))
+                data[name] = jnp.broadcast_to(given[name], (len(scalars), *site.shape))
             else:
-                rows = self.data.standard[name].undo_one_each(part.reshape(len(numbers), *self._shape(name)))
+                rows = self.data.standard[name].undo_one_each(part.reshape(len(scalars), *self._shape(name)))
                 data[name] = jax.vmap(lambda x, s=site: plates_last(x, s.shape, s.dims, tuple(graph.plates)))(rows)
         scaled = self.vectors.centre + self.vectors.scale * vector
         values = jax.vmap(self.vectors.vector.unflatten)(scaled, data) | data
@@ -173,10 +173,10 @@ class AIOFlow(Flow):
     # Training
 
     def prepare(self, values: Values) -> Float[Array, "n t"]:
-        return self._numbers(values)
+        return self._scalars(values)
 
     def loss(self, rows: Float[Array, "n t"], key: PRNGKeyArray) -> Float[Array, ""]:
-        """The squared error of the predicted noise, of the numbers that are not given."""
+        """The squared error of the predicted noise, of the scalars that are not given."""
         n, t = rows.shape
         key_pattern, key_noise = jax.random.split(key)
         others = jnp.ones(len(self.patterns.given) - 1) / (len(self.patterns.given) - 1)
@@ -192,7 +192,7 @@ class AIOFlow(Flow):
     # Draws and densities
 
     def _known(self, data: Values) -> tuple[Float[Array, " t"], Bool[np.ndarray, " t"]]:
-        """All numbers, of which those of the given sites count, and which these are."""
+        """All scalars, of which those of the given sites count, and which these are."""
         for name, needs in self.vectors.vector.needs().items():
             late = [other for other in needs if other not in data]
             if name in data and late:
@@ -201,15 +201,15 @@ class AIOFlow(Flow):
                     "is not given. Give that too, or use coordinates='plain'."
                 )
         filled = {name: x[None] for name, x in (self.coordinates.example | data).items()}
-        return self._numbers(filled)[0], np.array([site in data for site in self.sites])
+        return self._scalars(filled)[0], np.array([site in data for site in self.sites])
 
     def _predict(self, data: Values) -> Predict:
-        """The noise of the numbers that are not given, for one observation."""
-        numbers, given = self._known(data)
+        """The noise of the scalars that are not given, for one observation."""
+        scalars, given = self._known(data)
         inside, outside = np.flatnonzero(given), np.flatnonzero(~given)
         mask = self._mask(set(data))
         if self.mask == "directed":
-            known = self.net.tokens(numbers[None, inside], inside, jnp.ones((1, len(inside)), bool))
+            known = self.net.tokens(scalars[None, inside], inside, jnp.ones((1, len(inside)), bool))
             mask_known = jnp.asarray(mask[np.ix_(inside, inside)])[None]
             mask_rest = jnp.asarray(mask[np.ix_(outside, np.concatenate([inside, outside]))])[None]
 
@@ -220,7 +220,7 @@ class AIOFlow(Flow):
             return predict
 
         def predict_all(t: Array, u: Array) -> Array:
-            everything = jnp.broadcast_to(numbers, (len(u), len(numbers))).at[:, outside].set(u)
+            everything = jnp.broadcast_to(scalars, (len(u), len(scalars))).at[:, outside].set(u)
             tokens = self.net.tokens(everything, np.arange(len(given)), jnp.asarray(given)[None])
             return self.net(tokens[:, :0], tokens, t[None], jnp.ones((1, 0, 0), bool), jnp.asarray(mask)[None])[
                 :, outside
@@ -229,11 +229,11 @@ class AIOFlow(Flow):
         return predict_all
 
     def sample(self, data: Values, n: int, key: PRNGKeyArray, **options: Any) -> tuple[Values, dict[str, Array]]:
-        numbers, given = self._known(data)
+        scalars, given = self._known(data)
         key_base, key_steps = jax.random.split(key)
         u = jax.random.normal(key_base, (n, int((~given).sum())))
         u = self.diffusion.draw(self._predict(data), u, key=key_steps, **options)
-        everything = jnp.broadcast_to(numbers, (n, len(numbers))).at[:, np.flatnonzero(~given)].set(u)
+        everything = jnp.broadcast_to(scalars, (n, len(scalars))).at[:, np.flatnonzero(~given)].set(u)
         return self._values(everything, data), {}
 
     def log_prob(self, values: Values, data: Values, **options: Any) -> Float[Array, " n"]:
@@ -242,19 +242,19 @@ class AIOFlow(Flow):
     def log_probs(self, values: Values, data: Values, **options: Any) -> Float[Array, "n k"]:
         full = with_data(values, data)
         _, given = self._known(data)
-        u = self._numbers(full)[:, ~given]
+        u = self._scalars(full)[:, ~given]
         found = log_density(self.diffusion.flow(self._predict(data)), u, **options)
         return found + self._log_volume(full, given)[:, None]
 
     def _log_volume(self, full: Values, given: Bool[np.ndarray, " t"]) -> Float[Array, " n"]:
-        """`log |d numbers / d values|` of what is not given."""
+        """`log |d scalars / d values|` of what is not given."""
         free = {site for site, known in zip(self.sites, given, strict=True) if not known}
         total = jax.vmap(lambda v: self.vectors.vector.log_volume(v, free))(full)
         total -= jnp.log(self.vectors.scale[~given[: self.vectors.size]]).sum()
         # Each number of the data is a function of one value.
         data = {name: full[name] for name in self.coordinates.graph.data}
-        _, slopes = jax.jvp(self.data, (data,), (jax.tree.map(jnp.ones_like, data),))
-        return total + jnp.log(slopes[:, ~given[self.vectors.size :]]).sum(-1)
+        _, derivatives = jax.jvp(self.data, (data,), (jax.tree.map(jnp.ones_like, data),))
+        return total + jnp.log(derivatives[:, ~given[self.vectors.size :]]).sum(-1)
 
 
 def _patterns(graph: Graph) -> list[tuple[str, ...]]:
@@ -279,27 +279,22 @@ class AIO(Method):
     """All-in-one posterior estimation (Gloeckler et al. 2024), with the paper's transformer.
 
     It conditions on any subset of sites: `given` may hold parameters, and lack data. What is not given is drawn,
-    missing data as continuous numbers.
+    missing data as continuous values.
 
     **Arguments:**
 
     - `coordinates`, `sampler`, `beta_min`, `beta_max`: see `cpe.FMPE` and `cpe.PSE`.
-    - `mask`: who may read whom. `"directed"`, as in the paper: each number its parents in the posterior program of what
+    - `mask`: who may read whom. `"directed"`, as in the paper: each scalar its parents in the posterior program of what
         is not given. `"undirected"`: its neighbours in the moral graph. `"none"`: everyone everyone.
     - `layers`, `heads`: of the transformer; the original has 6 and 4.
-    - `value`, `name`, `condition`: the widths of the embeddings of a number's value, of which number it is, and of
+    - `value`, `name`, `condition`: the widths of the embeddings of a scalar's value, of which scalar it is, and of
         whether it is given. `widening`: how many times wider the hidden layer of each block is.
 
-    ??? example
+    >>> flow = cpe.AIO(layers=2).build(program, model.graph, simulations, key=jax.random.key(1))
+    >>> flow.any_subset  # `given` may be {"mu": 0.3}
+    True
 
-        ```python
-        posterior = cpe.fit(program, simulations, method=cpe.AIO(), key=jax.random.key(1))
-        posterior.sample(1000, given={"mu": 0.3}, key=jax.random.key(2)).posterior["y"]
-        ```
-
-    ??? cite "Reference"
-
-        Gloeckler et al., All-in-one simulation-based inference, ICML 2024.
+    Reference: Gloeckler et al. 2024, All-in-one simulation-based inference.
     """
 
     flow: ClassVar[type[Flow]] = AIOFlow

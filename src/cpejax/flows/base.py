@@ -86,7 +86,7 @@ class Flow(eqx.Module):
         return {}
 
     def numbers_per_draw(self) -> int:
-        """How many numbers a draw holds in memory at once, so that sampling can go in chunks.
+        """How many values a draw holds in memory at once, so that sampling can go in chunks.
 
         Unless a flow knows better, as many as the longest axes of its weights have together, and its sites.
         """
@@ -118,7 +118,7 @@ class Flow(eqx.Module):
         return -math.inf
 
     def divide(self, rows: Any, most: int) -> list[tuple[Flow, Any]]:
-        """Flows that can be trained in parallel, each on a core of its own, and the rows of each; at most `most`.
+        """Flows that can be trained in parallel, each on a core of its own, and the rows of each; no more than `most`.
 
         Their losses add up to the whole's. One part, the flow itself, where all weights depend on one another.
         """
@@ -212,5 +212,5 @@ def trainable(flow: Flow) -> tuple[Flow, Flow]:
 
 
 def count_weights(flow: Flow) -> int:
-    """How many numbers are trained."""
+    """The number of trained scalars."""
     return sum(w.size for w in jax.tree.leaves(trainable(flow)[0]))

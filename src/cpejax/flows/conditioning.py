@@ -26,7 +26,7 @@ from cpejax.program.simulator import Program
 
 
 class DataVector(eqx.Module):
-    """All data of an observation as one vector: standardised numbers, or what the user's embeddings make of them.
+    """All data of an observation as one vector: standardised values, or what the user's embeddings make of them.
 
     A site in plates is standardised, and embedded, member by member, and the members follow one another.
 
@@ -53,7 +53,7 @@ class DataVector(eqx.Module):
             self.standard[name] = Standardise(rows, None if heavy is None else heavy[name])
 
     def description(self) -> dict[str, list[int]]:
-        """`heavy`, for building it again."""
+        """What `like` takes: `heavy`, by which the vector is built again."""
         return {name: list(s.heavy) for name, s in self.standard.items()}
 
     @property
@@ -72,11 +72,11 @@ class DataVector(eqx.Module):
         return self.join(self.scale(data))
 
     def scale(self, data: Values) -> Values:
-        """The standardised numbers of each site, `(n, *plates, size)`."""
+        """The standardised values of each site, `(n, *plates, size)`."""
         return {name: self.standard[name].one_each(self._rows(name, data[name])) for name in self.graph.data}
 
     def join(self, scaled: Values) -> Float[Array, "n f"]:
-        """The vector of standardised numbers."""
+        """The vector of standardised values."""
         out = []
         for name in self.graph.data:
             rows = scaled[name]
@@ -164,12 +164,12 @@ class Condition(eqx.Module):
     """What data, and time, add to the hidden layers of a network (paper, figure 3 and appendix C).
 
     Data go through a network 128-128, Fourier features of time through one 64-64; both are concatenated, activated, and
-    mapped by a `Linear` to the `hidden` numbers of one node, which are the same for all nodes. That one `Linear` serves
+    mapped by a `Linear` to the `hidden` values of one node, which are the same for all nodes. That one `Linear` serves
     all nodes is not said in the paper; its numbers of weights imply it.
 
     Each half of the `Linear` is computed separately, so that sampling computes the data's once, and time's once a step.
 
-    **Arguments:** `features`: how many numbers of an observation; `layers`: how many get a condition, each by its own
+    **Arguments:** `features`: how many values of an observation; `layers`: how many get a condition, each by its own
     `Linear`; `time`: whether there is time; `width`: of the data's network.
     """
 

@@ -77,8 +77,8 @@ class Diffusion:
         """The probability-flow equation: `du/da = cos(a) ε − sin(a) u₁`, with `u₁` the estimate that goes with `ε`."""
 
         def field(s: Array, u: Array) -> Array:
-            angle, slope = self._angles(s)
-            return slope * (predict(self.clock(angle), u) - jnp.sin(angle) * u) / jnp.cos(angle)
+            angle, derivative = self._angles(s)
+            return derivative * (predict(self.clock(angle), u) - jnp.sin(angle) * u) / jnp.cos(angle)
 
         return field
 

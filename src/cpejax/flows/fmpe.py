@@ -76,15 +76,11 @@ class FMPE(Method):
     - `time_exponent`: α of the density `(1 + α) t^α` that training's times have; 0 is uniform, 1 or more puts weight on
         the end of the path.
 
-    ??? example
+    >>> method = cpe.FMPE(time_exponent=1.0)  # cpe.fit(model, simulations, method=method, key=...)
+    >>> method.hidden, method.time_exponent
+    (256, 1.0)
 
-        ```python
-        posterior = cpe.fit(program, simulations, method=cpe.FMPE(), key=jax.random.key(1))
-        ```
-
-    ??? cite "Reference"
-
-        Wildberger et al., Flow matching for scalable simulation-based inference, NeurIPS 2023.
+    Reference: Wildberger et al. 2023, Flow matching for scalable simulation-based inference.
     """
 
     flow: ClassVar[type[Flow]] = FMPEFlow

@@ -130,7 +130,7 @@ def log_density(field: Field, u: Float[Array, "n d"], *, steps: int | None) -> F
     their spread gives its error. Without `steps` the integration is adaptive; with them it is by Heun's method.
     """
     n, d = u.shape
-    # Directions of one fixed key: the density of a draw is the same number whenever it is asked for.
+    # Directions of one fixed key: the density of a draw is the same whenever it is asked for.
     probes = jnp.eye(d)[:, None] if d <= EXACT else jax.random.rademacher(jax.random.key(0), (PROBES, 1, d), float)
 
     def rate(s: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -148,10 +148,10 @@ def log_density(field: Field, u: Float[Array, "n d"], *, steps: int | None) -> F
 
 
 def log_density_of_steps(rate: Rate, y: Array, widths: Float[Array, " steps"], times: Any) -> Array:
-    """The log-density of each number by itself, which steps of Heun's method take back to a standard normal one.
+    """The log-density of each scalar separately, which steps of Heun's method take back to a standard normal one.
 
     The derivative is that of the steps themselves, not of the equation that they approximate: what is returned is then
-    a density that integrates to one, with however few steps. A rate acts on each number alone, so it takes one JVP.
+    a density that integrates to one, with however few steps. A rate acts on each scalar alone, so it takes one JVP.
     """
 
     def each(step: Callable[[Array], Array], state: tuple[Array, Array]) -> tuple[Array, Array]:

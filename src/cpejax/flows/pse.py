@@ -28,7 +28,7 @@ from cpejax.nn.embeddings import Embedding
 
 
 class PSEFlow(JointFlow):
-    """The diffusion turned back, as an ordinary or as a stochastic differential equation.
+    """The diffusion reversed in time, as an ordinary or as a stochastic differential equation.
 
     **Arguments:** as `JointFlow`, and `sampler`, `beta_min`, `beta_max`: see `cpe.PSE`.
     """
@@ -78,10 +78,12 @@ class PSE(Method):
         diffusion in `steps` steps, 200 unless said otherwise. The density is that of the equation in both cases.
     - `beta_min`, `beta_max`: the diffusion's rate at its start and end.
 
-    ??? cite "Reference"
+    >>> method = cpe.PSE(sampler="sde")  # cpe.fit(model, simulations, method=method, key=...)
+    >>> method.sampler, method.training["learning_rate"]
+    ('sde', 0.0003)
 
-        Sharrock et al., Sequential neural score estimation: likelihood-free inference with conditional score based
-        diffusion models, ICML 2024.
+    Reference: Sharrock et al. 2024, Sequential neural score estimation: likelihood-free inference with conditional
+    score based diffusion models.
     """
 
     flow: ClassVar[type[Flow]] = PSEFlow

@@ -11,18 +11,15 @@ TIMES = 10
 
 
 class Runs:
-    """`n` rows in at most `most` runs of neighbours that have the same time, each from its own stratum of [0, 1].
+    """`n` rows in no more than `most` runs of neighbours that have the same time, each from its own stratum of [0, 1].
 
     A network of time, with its sines and cosines, then has few rows to work on; and strata lower the variance of the
     loss. A stratum is as wide as its run is long (the last may be shorter), so every time counts the same.
 
-    ??? example
-
-        ```python
-        runs = Runs(100)
-        t = runs.times(jax.random.uniform(key, (runs.number,)))
-        runs.each(t)  # (100,)
-        ```
+    >>> runs = Runs(100, most=4)
+    >>> t = runs.times(jax.random.uniform(jax.random.key(0), (runs.number,)))
+    >>> t.shape, runs.each(t).shape
+    ((4,), (100,))
     """
 
     def __init__(self, n: int, most: int = TIMES):

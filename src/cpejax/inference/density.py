@@ -17,7 +17,7 @@ from cpejax.util.cores import cores, on_cores
 
 
 def check_density(found: Float[np.ndarray, "*draws"]) -> None:
-    """−∞ says that a draw is outside the support; what is neither finite nor that is an error."""
+    """Raise an error where a log-density is neither finite nor −∞, which says that a draw is outside the support."""
     bad = np.isnan(found) | np.isposinf(found)
     if bad.any():
         first = np.argwhere(bad)[0].tolist()
@@ -64,7 +64,7 @@ def evaluate(
 def _evaluate_each(
     flow: Flow, values: Values, data: Values, options: Mapping[str, Any], chunk: int
 ) -> tuple[Float[Array, "observations n"], Float[Array, "observations n"]]:
-    """The densities of draws `(observations, n, ...)` for each observation, so many at once as `chunk` allows."""
+    """The densities of draws `(observations, n, ...)` for each observation, as many at once as `chunk` allows."""
     count, n = next(iter(values.values())).shape[:2]
     batches = -(-count // max(1, min(count, chunk // n)))
     batch = -(-count // batches)

@@ -60,12 +60,11 @@ def fit(
     **Returns:** a `Posterior`. Ctrl-C stops training after the epoch that runs and returns the best so far; before the
     first epoch, or pressed again, it is a `KeyboardInterrupt`.
 
-    ??? example
-
-        ```python
-        posterior = cpe.fit(model, simulations, key=jax.random.key(1))
-        posterior.history.best
-        ```
+    >>> tiny = cpe.CPE(width=8, depth=1, hidden=8, components=2)
+    >>> short = cpe.Training(max_epochs=1)
+    >>> posterior = cpe.fit(model, simulations, method=tiny, training=short, key=jax.random.key(1))
+    >>> posterior.n_simulations, len(posterior.history.train)
+    (200, 1)
     """
     method = CPE() if method is None else method
     if not isinstance(method, Method) or isinstance(method, type):
@@ -124,7 +123,7 @@ def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.n
 
     Of a density `q` the mean of `q(θ' | x) / π(θ')` is 1 for `θ'` from the prior and `x` from elsewhere. The held-out
     simulations' parameters, each with the data of the next, are such pairs. By Markov's inequality a mean above 10⁶ has
-    a probability of 10⁻⁶ at most, where `q` is a density.
+    a probability of no more than 10⁻⁶, where `q` is a density.
     """
     held_out, trained = held_out[:SCORED], trained[: min(SCORED, len(held_out))]
     shifted = np.roll(held_out, 1)

@@ -23,7 +23,7 @@ class Interrupt:
         self.depth += 1
         if self.depth == 1:
             self.before = signal.getsignal(signal.SIGINT)
-            # No other thread gets signals; and a process in the background that ignores Ctrl-C goes on doing so.
+            # No other thread gets signals; and a process in the background that ignores Ctrl-C continues to do so.
             main = threading.current_thread() is threading.main_thread()
             self.watches = main and self.before is not None and self.before != signal.SIG_IGN
             if self.watches:

@@ -116,7 +116,7 @@ def _read_weights(path: Path, about: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _check_size(method: Method, stored: int, folder: Path) -> None:
-    """A method's options fit so many stored weights: networks that could not be in the file are never built."""
+    """A method's options fit the number of stored weights: networks that could not be in the file are never built."""
     least = method.least_weights()
     if least > stored:
         raise ValueError(

@@ -66,12 +66,9 @@ class Posterior(Fitted):
         Draws that are not finite are never returned: a `FloatingPointError` says of which parameters they are.
         Deterministic sites of the program are there too. A plate that is called like a site or an axis is `…_plate`.
 
-        ??? example
-
-            ```python
-            draws = posterior.sample(10_000, given={"y": y}, key=jax.random.key(2))
-            draws.posterior["mu"].mean()
-            ```
+        >>> draws = posterior.sample(50, given={"y": [0.3, 1.2, -0.4]}, key=jax.random.key(2))
+        >>> draws.posterior["mu"].shape  # chains, draws
+        (1, 50)
         """
         check_count(n, "n, the number of draws,")
         used = check_options(self.flow.draw_options, options, "draws")
@@ -184,12 +181,10 @@ class Posterior(Fitted):
         that of a scale is not that of its logarithm. Where the density is highest at the edge of a support, or has no
         maximum (a hierarchical scale near zero), the search stops on the way there.
 
-        ??? example
-
-            ```python
-            mode, log_density = posterior.map(given={"y": y}, key=jax.random.key(3))
-            mode["mu"]
-            ```
+        >>> given, key = {"y": [0.3, 1.2, -0.4]}, jax.random.key(3)
+        >>> mode, log_density = posterior.map(given, draws=20, starts=2, steps=2, key=key)
+        >>> list(mode), type(log_density)
+        (['mu'], <class 'float'>)
         """
         for name, value in (("draws", draws), ("starts", starts), ("steps", steps)):
             check_count(value, name)

@@ -18,7 +18,7 @@ from cpejax.flows.base import Flow
 from cpejax.util.cores import WIDE, cores, known, on_cores
 
 MOST_NUMBERS = 30_000_000
-"""How many numbers sampling holds at once on a core; more draws than that allows go in chunks."""
+"""How many values sampling holds at once on a core; more draws than that allows go in chunks."""
 SHARE = 5000
 """More draws than that for one observation are shared among the cores."""
 
@@ -107,7 +107,7 @@ def _reject(
 ) -> tuple[Values, dict[str, Array]]:
     """The first `n` proposals inside the prior's support.
 
-    There are so many proposals at a time as an eighth of `n` (128 if that is more, but never more than `most`), until
+    There are as many proposals at a time as an eighth of `n` (128 if that is more, but never more than `most`), until
     there are enough: one shape, compiled once. `missing` counts the draws that are not there, once less than 1 % of
     many proposals is accepted.
     """

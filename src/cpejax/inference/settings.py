@@ -17,7 +17,7 @@ OF_THE_METHOD = ("learning_rate", "weight_decay")
 
 @dataclass(frozen=True)
 class Training:
-    """How to train.
+    """The options of training.
 
     The defaults were chosen on two moons and SLCP with 10,000 simulations, by the log-density of fresh simulations
     (docs/inference.md says what is stored of it); `benchmarks/accuracy.py` measures what they give.
@@ -25,11 +25,11 @@ class Training:
     - `batch_size`: simulations in a step.
     - `learning_rate`: of Adam, at its highest. `None`: the method's own.
     - `schedule`: `"cosine"` falls to zero over the run's length, `"constant"` stays.
-    - `max_epochs`: the most epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at least 50
-        epochs) where that is less.
+    - `max_epochs`: the maximum number of epochs, as in the paper. A cosine schedule takes `steps` gradient steps (at
+        least 50 epochs) where that is less.
     - `steps`: the length of the schedule in gradient steps.
-    - `patience`: after so many epochs without a better validation loss training goes back to the best weights and
-        lets the rate fall, from a quarter of what it was to zero, within as many epochs; then it stops.
+    - `patience`: after this number of epochs without a better validation loss training goes back to the best weights
+        and lets the rate fall, from a quarter of what it was to zero, within as many epochs; then it stops.
     - `validation`: the share of simulations held out for it.
     - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart. `None`: the
         method's own.
@@ -67,12 +67,12 @@ class Training:
             raise ValueError(f"schedule must be 'cosine' or 'constant', found {self.schedule!r}.")
 
     def completed(self, own: Mapping[str, float]) -> Training:
-        """With the method's own values of what was left to it."""
+        """The options, with the method's own values where they are `None`."""
         missing: dict[str, Any] = {name: own[name] for name in OF_THE_METHOD if getattr(self, name) is None}
         return replace(self, **missing)
 
     def epochs(self, batches: int) -> int:
-        """How many epochs there are at most, with so many batches in each."""
+        """The maximum number of epochs, of `batches` steps each."""
         if self.schedule == "constant":
             return self.max_epochs
         return min(self.max_epochs, max(50, math.ceil(self.steps / batches)))

@@ -27,11 +27,11 @@ from cpejax.util.cores import Options, channels_last, compile_each, cores, known
 from cpejax.util.keys import key_words
 
 LARGE = 8192
-"""Arrays of so many weights are updated each for itself."""
+"""Number of weights from which on an array is updated separately."""
 GATHERED = 10
-"""The rows of so many batches at most are put together at once; in a step, all that reads them would gather again."""
+"""Maximum number of batches whose rows are put together at once; in a step, all that reads them would gather again."""
 LONG = 1000
-"""Runs of so many steps are divided among the cores; for shorter ones it does not pay to compile several programs."""
+"""Number of steps from which on a run is divided among the cores; for fewer, several programs compile for too long."""
 
 
 Weights = list[Float[Array, "..."]]
@@ -39,9 +39,9 @@ Weights = list[Float[Array, "..."]]
 
 @dataclass(frozen=True)
 class Packing:
-    """How a flow's weights are held for training: large arrays each for itself, and all small ones as one vector.
+    """How a flow's weights are held for training: large arrays separately, and all small ones as one vector.
 
-    A step is then few operations, and none copies many numbers.
+    A step is then few operations, and none copies many values.
     """
 
     structure: Any
@@ -63,7 +63,7 @@ class Packing:
 
 
 class State(NamedTuple):
-    """What a step changes."""
+    """What a training step changes: weights, their averages, and the state of the optimiser."""
 
     weights: Weights
     average: Weights
@@ -104,8 +104,8 @@ def train(
     """Train `flow` on `rows` (from `flow.prepare`), and return it with its best weights.
 
     One compiled call is one epoch of a part: flows whose weights do not all depend on one another (`Flow.divide`) are
-    trained in parts beside one another, one on each core, which need nothing of each other until the epoch's end. All
-    randomness of an epoch comes from `key`, the part's number and the epoch's, so a run that goes on from a checkpoint
+    trained in parts, in parallel, one on each core, which need nothing of each other until the epoch's end. All
+    randomness of an epoch comes from `key`, the part's number and the epoch's, so a run that resumes from a checkpoint
     (written every `every` seconds, atomically) equals one that was never interrupted: it is divided and compiled as it
     was when it began.
     Ctrl-C ends training after the epoch that runs, with the best weights so far; a second Ctrl-C ends it at once, and
@@ -213,7 +213,7 @@ def train(
             if checkpoint is not None and (history.stopped or interrupt.came or time.monotonic() - saved > every):
                 save_checkpoint(checkpoint, (states, best), history, epoch_number, run)
                 saved = time.monotonic()
-            if interrupt.came and not history.stopped:  # not in the checkpoint: there, the run can go on
+            if interrupt.came and not history.stopped:  # not in the checkpoint: there, the run can resume
                 history.stopped = f"interrupted after {epoch_number} epochs"
     return flow.joined([part.flow(weights) for part, weights in zip(parts, best, strict=True)]), history
 
@@ -235,7 +235,7 @@ def _order(n: int, settings: Training, key: PRNGKeyArray) -> tuple[np.ndarray, i
 def _divide(
     flow: Flow, rows: Any, held_out: int, most: int, optimiser: optax.GradientTransformation, key: PRNGKeyArray
 ) -> tuple[list[Part], list[State]]:
-    """The parts that are trained beside one another, at most so many, and where each starts.
+    """The parts that are trained in parallel, no more than `most`, and where each starts.
 
     Of the rows, as NumPy arrays, the first `held_out` are for validation.
     """
@@ -296,8 +296,8 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
         def step(carry: State, x: tuple[Any, PRNGKeyArray]) -> tuple[State, Array]:
             weights, average, optimiser_state, count = carry
             rows, key = x
-            value, slope = channels_last(jax.value_and_grad(loss))(weights, rows, key)
-            change, optimiser_state = optimiser.update(slope, optimiser_state, weights)
+            value, gradient = channels_last(jax.value_and_grad(loss))(weights, rows, key)
+            change, optimiser_state = optimiser.update(gradient, optimiser_state, weights)
             weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
             keep = count / (count + 10.0) if keep_average else 0.0
             average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
@@ -319,10 +319,10 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
     return run_epoch
 
 
-def _clip(slope: Weights, _: Any) -> Weights:
-    """A slope of length 10 at most; as a factor, which unlike `optax.clip_by_global_norm` is no pass of its own."""
-    length = jnp.sqrt(jnp.stack([jnp.sum(x**2) for x in slope]).sum())
-    return [x * jnp.minimum(1.0, 10.0 / jnp.maximum(length, 1e-9)) for x in slope]
+def _clip(gradient: Weights, _: Any) -> Weights:
+    """The gradient, no longer than 10; by a factor, which unlike `optax.clip_by_global_norm` is no pass of its own."""
+    length = jnp.sqrt(jnp.stack([jnp.sum(x**2) for x in gradient]).sum())
+    return [x * jnp.minimum(1.0, 10.0 / jnp.maximum(length, 1e-9)) for x in gradient]
 
 
 @jax.jit  # one call, not one for each array

@@ -63,8 +63,8 @@ def deterministics(
     if not fitted.graph.deterministics:
         return {}
     count, n = next(iter(drawn.values())).shape[:2]
-    numbers = sum(math.prod(shape) for shape in fitted.graph.shapes.values())
-    chunk = max(1, min(count * n, MOST_NUMBERS // max(1, numbers)))
+    scalars = sum(math.prod(shape) for shape in fitted.graph.shapes.values())
+    chunk = max(1, min(count * n, MOST_NUMBERS // max(1, scalars)))
     pieces = -(-count * n // chunk)
     chunk = -(-count * n // pieces)
     flat = {name: x.reshape(count * n, *x.shape[2:]) for name, x in drawn.items()}

@@ -21,14 +21,15 @@ def c2st(draws: Any, reference: Any, *, method: str = "fast", seed: int = 1) -> 
     trained on four folds and tested on the fifth, five times over; the value is the mean accuracy. With n draws on
     each side the null is .5 with standard deviation `.5 / sqrt(2 n)` (.0035 at n = 10,000).
 
-    Arguments:
-        draws, reference: two sets of draws (see `cpejax.metrics`).
-        method: `"mlp"` is the published definition: scikit-learn's `MLPClassifier`, Adam, up to 10,000 epochs,
-            stopped by its training loss. `"fast"` trains the five networks together in one compiled program with
-            larger steps and fewer of them; see docs/metrics.md for how closely the two agree. Its folds hold equally
-            many points of both sets: with the published ones, whichever set has more points in training has fewer in
-            the test, so that a classifier that sees no difference scores a little below .5.
-        seed: of the folds and the networks.
+    **Arguments:**
+
+    - `draws`, `reference`: two sets of draws (see `cpejax.metrics`).
+    - `method`: `"mlp"` is the published definition: scikit-learn's `MLPClassifier`, Adam, up to 10,000 epochs,
+        stopped by its training loss. `"fast"` trains the five networks together in one compiled program with
+        larger steps and fewer of them; see docs/metrics.md for how closely the two agree. Its folds hold equally
+        many points of both sets: with the published ones, whichever set has more points in training has fewer in
+        the test, so that a classifier that sees no difference scores a little below .5.
+    - `seed`: of the folds and the networks.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

@@ -24,15 +24,16 @@ def hmin(draws: Any, reference: Any, *, method: str = "heldout", seed: int = 1) 
     `H(p)` is minus the mean log density of points of p under a kernel density estimate made from points of p. Smaller
     is better; a perfect sampler has the null.
 
-    Arguments:
-        draws, reference: two sets of draws (see `cpejax.metrics`).
-        method: `"heldout"`, ours: coordinates standardised by the reference; each half of the points is scored by the
-            estimate made from the other half, and the bandwidth (`2^(1 - k/2)` for k = 0, ..., 19) is chosen on half
-            of the scored points for the other; kernels have wider tails than a Gaussian's. `"published"`, as in
-            Dirmeier et al. 2023, for comparison with the paper: raw coordinates, bandwidth from `linspace(.1, 5, 30)`
-            by 5-fold cross-validation, score on the very points the estimate was made from, mean over five random
-            mixtures. It cannot see structure finer than .1.
-        seed: of the random halves.
+    **Arguments:**
+
+    - `draws`, `reference`: two sets of draws (see `cpejax.metrics`).
+    - `method`: `"heldout"`, ours: coordinates standardised by the reference; each half of the points is scored by the
+        estimate made from the other half, and the bandwidth (`2^(1 - k/2)` for k = 0, ..., 19) is chosen on half
+        of the scored points for the other; kernels have wider tails than a Gaussian's. `"published"`, as in
+        Dirmeier et al. 2023, for comparison with the paper: raw coordinates, bandwidth from `linspace(.1, 5, 30)`
+        by 5-fold cross-validation, score on the very points the estimate was made from, mean over five random
+        mixtures. It cannot see structure finer than .1.
+    - `seed`: of the random halves.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The network of AIO: a transformer over tokens, one for each number of a program (Gloeckler et al. 2024)."""
+"""The network of AIO: a transformer over tokens, one for each scalar of a program (Gloeckler et al. 2024)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Block(eqx.Module):
 
 
 class Transformer(eqx.Module):
-    """From tokens, made of a value, who it is, and whether it is given, to one number each.
+    """From tokens, made of a value, who it is, and whether it is given, to one scalar each.
 
     Tokens are in two groups: `known` ones, which read one another only and are the same for all `n` rows, so they are
     computed once; and the others, which read all that their mask allows. There may be no known ones.
@@ -131,12 +131,12 @@ class Transformer(eqx.Module):
         self.norm = eqx.nn.LayerNorm(width)
         self.out = eqx.nn.Linear(width, 1, key=keys[4])
 
-    def tokens(self, numbers: Float[Array, "n t"], which: Array | np.ndarray, given: Bool[Array, "#n t"]) -> Tokens:
-        """Tokens of numbers; `which` numbers they are, and whether each is given."""
-        n, t = numbers.shape
+    def tokens(self, scalars: Float[Array, "n t"], which: Array | np.ndarray, given: Bool[Array, "#n t"]) -> Tokens:
+        """Tokens of scalars; `which` scalars they are, and whether each is given."""
+        n, t = scalars.shape
         names = jnp.broadcast_to(self.names[which], (n, t, self.names.shape[1]))
         flags = jnp.broadcast_to(given[..., None] * self.given, (n, t, len(self.given)))
-        return jnp.concatenate([_map(self.embed_value, numbers[..., None]), names, flags], axis=-1)
+        return jnp.concatenate([_map(self.embed_value, scalars[..., None]), names, flags], axis=-1)
 
     def __call__(
         self,

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from cpejax.nn.activations import silu
 
 FEW = 4
-"""From or to so few numbers, a layer is a sum, which a compiler joins with what comes before and after it."""
+"""Maximum number of inputs or outputs of a layer that is written as a sum, which a compiler joins with what comes
+before and after it."""
 
 
 @jax.custom_jvp

@@ -49,5 +49,5 @@ def coverage(check: Check, *, parameters: Sequence[str] | None = None) -> Figure
 
 @styled
 def predictive(check: Check | Predictive, *, most: int = 12) -> Figure:
-    """Data drawn from the posterior beside the observed ones: value by value, and summary statistics."""
+    """Data drawn from the posterior with the observed ones: value by value, and summary statistics."""
     return _predictive.draw(check, style, most=most)

@@ -52,8 +52,8 @@ def marginals(
     - `prior`: draws from the prior, such as `cpe.simulate` returns.
     - `truth`: the true values, `{parameter: array}`, if they are known.
     - `reference`: draws from another sampler to compare with.
-    - `parameters`: names of sites, or of single numbers as `"beta[3]"`; all if left out.
-    - `most`: how many are drawn at most; the title says how many were left out.
+    - `parameters`: names of sites, or of single scalars as `"beta[3]"`; all if left out.
+    - `most`: the maximum number that is drawn; the title says how many were left out.
 
     **Returns:** a matplotlib figure.
     """

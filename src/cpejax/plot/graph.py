@@ -43,13 +43,10 @@ def graph(model: Model | Graph | Program, posterior: PosteriorProgram | None = N
 
     **Returns:** the figure, as large as it needs to be. Save it with `figure.savefig("graph.svg")`.
 
-    ??? example
-
-        ```python
-        graph = cpe.Graph.from_edges({"theta2": ["theta1"], "x": ["theta2", "theta3"]}, observed=["x"])
-        cpe.plot.graph(graph)
-        cpe.plot.graph(graph, cpe.invert(graph, how="reverse"))  # the paper's Figure 1
-        ```
+    >>> prior = cpe.Graph.from_edges({"theta2": ["theta1"], "x": ["theta2", "theta3"]}, observed=["x"])
+    >>> figure = cpe.plot.graph(prior, cpe.invert(prior, how="reverse"))  # the paper's Figure 1
+    >>> type(figure).__name__
+    'Figure'
     """
     prior = model if isinstance(model, Graph) else as_model(model).graph
     posterior = invert(prior) if posterior is None else posterior

@@ -350,8 +350,8 @@ def _least_squares(pull: np.ndarray, apart: list[tuple[int, int, float]]) -> np.
         rule[k, left], rule[k, right] = -1, 1
     distance = np.array([d for *_, d in apart])
     factor = np.linalg.cholesky(pull).T
-    turned = np.linalg.solve(factor.T, rule.T).T
-    system = np.vstack([turned.T, distance])
+    whitened = np.linalg.solve(factor.T, rule.T).T
+    system = np.vstack([whitened.T, distance])
     target = np.zeros(len(system))
     target[-1] = 1
     dual, _ = nnls(system, target, maxiter=100 * len(apart))

@@ -84,7 +84,7 @@ def scalars(draws: Draws) -> dict[str, Float[np.ndarray, " n"]]:
     out: dict[str, np.ndarray] = {}
     for name, array in values.items():
         if array.ndim == 0:
-            raise ValueError(f"draws['{name}'] is one number; expected an array whose first axis is the draws.")
+            raise ValueError(f"draws['{name}'] is one value; expected an array whose first axis is the draws.")
         flat = array.reshape(len(array), math.prod(array.shape[1:]))
         out |= dict(zip(member_names(name, array.shape[1:]), flat.T, strict=True))
     return out

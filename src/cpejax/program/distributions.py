@@ -49,7 +49,7 @@ def base_constraint(fn: dist.Distribution) -> constraints.Constraint:
 
 
 def distribution_features(fn: dist.Distribution, value: Array) -> Array:
-    """Numbers that change with the distribution's parameters, shape `(*batch_shape, n)`."""
+    """Values that change with the distribution's parameters, shape `(*batch_shape, n)`."""
     base, shape = unwrap(fn), fn.batch_shape
     if isinstance(base, Simulator):
         rows = [r.reshape((*shape, -1)).astype(float) for r in base.rows()]

@@ -50,7 +50,7 @@ def explain(error: Exception, frames: traceback.StackSummary, where: str) -> Exc
 
 
 def place(frames: traceback.StackSummary, sites: list[str]) -> str:
-    """After which site, and on which line of the user's own code."""
+    """The place of an error, in words: after which site, and on which line of the user's own code."""
     after = f"after site '{sites[-1]}'" if sites else "before its first site"
     libraries = [_folder(jax), _folder(numpyro), Path(__file__).parent]
     for frame in reversed(frames):

@@ -33,12 +33,9 @@ class Graph:
     - `unlike`: plates whose members differ by more than that, and how; they cannot share weights.
     - `unrolled`: plates that have been written out, and why.
 
-    ??? example
-
-        ```python
-        graph = cpe.Graph.from_edges({"x": ["a", "b"]}, observed=["x"])
-        graph.parents["x"]  # ('a', 'b')
-        ```
+    >>> graph = cpe.Graph.from_edges({"x": ["a", "b"]}, observed=["x"])
+    >>> graph.parents["x"]
+    ('a', 'b')
     """
 
     sites: Mapping[str, Site]

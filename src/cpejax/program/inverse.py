@@ -93,17 +93,13 @@ def invert(
     drawn from their prior. A plate stays a template as long as its members are independent given the rest. When two
     members become neighbours, the plate is unrolled, and inversion starts again.
 
-    ??? example
+    >>> graph = cpe.Graph.from_edges({"x": ["a", "b"]}, observed=["x"])
+    >>> cpe.invert(graph).parents
+    {'b': ('x',), 'a': ('b', 'x')}
+    >>> cpe.invert(graph, how="reverse").parents
+    {'a': ('x',), 'b': ('x',)}
 
-        ```python
-        graph = cpe.Graph.from_edges({"x": ["a", "b"]}, observed=["x"])
-        cpe.invert(graph).parents  # {'b': ('x',), 'a': ('b', 'x')}
-        cpe.invert(graph, how="reverse").parents  # {'a': ('x',), 'b': ('x',)}
-        ```
-
-    ??? cite "Reference"
-
-        Webb et al., Faithful inversion of generative models for effective amortized inference, NeurIPS 2018.
+    Reference: Webb et al. 2018, Faithful inversion of generative models for effective amortized inference.
     """
     if how not in ("faithful", "reverse"):
         raise ValueError(f"how must be 'faithful' or 'reverse', found {how!r}.")

@@ -347,7 +347,7 @@ def _fits(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 def _filled(index: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Where it is not known which member is read, what members beside it along some plate read."""
+    """Where it is not known which member is read, what its neighbours along some plate read."""
     index = np.where(known, index, -1)
     for axis in range(index.ndim):
         index = np.where(index < 0, index.max(axis, keepdims=True), index)

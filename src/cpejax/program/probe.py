@@ -1,7 +1,7 @@
 """Whether two programs are the same: what each site's distribution gives at some values of all sites.
 
-A graph knows sites, shapes and families. Constants (a design matrix), a prior's numbers and a simulator's code are seen
-only by evaluating them.
+A graph knows sites, shapes and families. Constants (a design matrix), a prior's parameters and a simulator's code are
+seen only by evaluating them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Probe:
 
     @classmethod
     def restored(cls, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> Probe:
-        """From `arrays` (among others) and `about`."""
+        """The probe, from `arrays` (among others) and `about`."""
 
         def of(kind: str) -> dict[str, np.ndarray]:
             start = f"probe.{kind}."

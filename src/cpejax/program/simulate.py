@@ -30,7 +30,7 @@ from cpejax.util.keys import check_key, key_words
 from cpejax.util.messages import say
 
 MOST_NUMBERS = 50_000_000
-"""How many simulated numbers there are at once; more go in chunks, which changes nothing but the memory."""
+"""How many simulated values there are at once; more go in chunks, which changes nothing but the memory."""
 
 
 def simulate(
@@ -70,13 +70,10 @@ def simulate(
     Ctrl-C stops simulators on the host: with a `checkpoint` as `KeyboardInterrupt`, and otherwise what is finished is
     returned, which `Simulations.interrupted` tells.
 
-    ??? example
-
-        ```python
-        model = cpe.Model(program, observed=["y"])
-        simulations = cpe.simulate(model, 10_000, key=jax.random.key(0))
-        simulations["y"].shape  # (10000, 8)
-        ```
+    >>> model = cpe.Model(program, observed=["y"])
+    >>> simulations = cpe.simulate(model, 200, key=jax.random.key(0))
+    >>> simulations["y"].shape
+    (200, 3)
     """
     check_count(n, "n, the number of simulations,")
     key = check_key(key)
@@ -116,8 +113,8 @@ def simulate(
     keys = jax.random.split(key, n)
     jax.eval_shape(draw, keys, given)
     host = any(simulator.host for simulator in simulators)
-    numbers = sum(math.prod(shape) for shape in graph.shapes.values())
-    most = max(1, MOST_NUMBERS // max(numbers, 1))
+    scalars = sum(math.prod(shape) for shape in graph.shapes.values())
+    most = max(1, MOST_NUMBERS // max(scalars, 1))
     most = min(most, -(-n // 50)) if host else most  # 50 steps of the progress bar
     chunk = -(-n // -(-n // most))
     parts: list[dict[str, np.ndarray]] = []

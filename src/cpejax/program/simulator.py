@@ -35,20 +35,15 @@ class Simulator(dist.Distribution):
         gets float64; what it returns is copied, and kept in float64 by `cpe.simulate`; masked entries of a masked array
         become NaN.
     - `event_dims`: the number of row axes of each argument, for the case where the rule above is ambiguous (a vector of
-        8 numbers that every member of a plate of 8 should see whole has `event_dims` 1).
+        8 values that every member of a plate of 8 should see whole has `event_dims` 1).
 
-    ??? example
-
-        ```python
-        import cpejax as cpe, jax, numpyro, numpyro.distributions as dist
-
-        def simulator(key, rate):
-            return jax.random.poisson(key, rate, (3,)).astype(float)
-
-        def program():
-            rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
-            numpyro.sample("counts", cpe.Simulator(simulator, rate, event_shape=(3,)))
-        ```
+    >>> def simulator(key, rate):
+    ...     return jax.random.poisson(key, rate, (3,)).astype(float)
+    >>> def program():
+    ...     rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    ...     numpyro.sample("counts", cpe.Simulator(simulator, rate, event_shape=(3,)))
+    >>> cpe.Model(program, observed=["counts"]).graph.parents["counts"]
+    ('rate',)
     """
 
     arg_constraints: dict[str, Any] = {}

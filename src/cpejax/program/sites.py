@@ -60,7 +60,7 @@ class Site:
 
     @property
     def size(self) -> int:
-        """How many numbers one member has."""
+        """How many scalars one member has."""
         return math.prod(self.event_shape)
 
 

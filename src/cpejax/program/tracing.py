@@ -114,7 +114,7 @@ class Run(Messenger):
 
 
 class Centred(Messenger):
-    """A program some of whose data sites are given less an offset, which float32 could not hold beside their digits.
+    """A program some of whose data are given less an offset, which float32 could not hold together with their digits.
 
     The program itself reads the whole values.
     """

@@ -301,7 +301,7 @@ class RunFolder:
 
     @contextmanager
     def working(self, words: str) -> Iterator[None]:
-        """A line that shows that something is going on."""
+        """A line that shows that something is happening."""
         columns = (SpinnerColumn(), TextColumn(words, markup=False), TimeElapsedColumn())
         with Progress(*columns, console=self.console, disable=not self.console.is_terminal, transient=True) as bar:
             bar.add_task("")

@@ -70,21 +70,11 @@ def report(
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> import jax, numpyro, numpyro.distributions as dist
-    >>> import cpejax as cpe
-    >>> def program():
-    ...     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
-    ...     with numpyro.plate("row", 3):
-    ...         numpyro.sample("y", dist.Normal(mu, 1.0))
-    >>> keys, given = jax.random.split(jax.random.key(0), 4), {"y": [0.3, 1.2, -0.4]}
-    >>> model = cpe.Model(program, observed=["y"])
-    >>> sims = cpe.simulate(model, 100, key=keys[0])
-    >>> tiny = cpe.CPE(width=8, depth=1, hidden=8, components=2)
-    >>> post = cpe.fit(model, sims, method=tiny, training=cpe.Training(max_epochs=1), key=keys[1])
-    >>> draws = post.sample(100, given, key=keys[2])
-    >>> check = cpe.check(post, given, n=20, draws=20, key=keys[3])
+    >>> given = {"y": [0.3, 1.2, -0.4]}
+    >>> draws = posterior.sample(50, given, key=jax.random.key(2))
+    >>> check = cpe.check(posterior, given, n=20, draws=20, key=jax.random.key(3))
     >>> path = Path(tempfile.mkdtemp()) / "report.html"
-    >>> cpe.report(post, draws, check, path, simulations=sims)
+    >>> cpe.report(posterior, draws, check, path, simulations=simulations)
     >>> "mu given y" in path.read_text()
     True
     """

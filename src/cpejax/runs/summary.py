@@ -50,5 +50,5 @@ def summarise(tree: xr.DataTree, graph: Graph, truth: Mapping[str, Any] | None =
 
 
 def places(sd: float) -> int | None:
-    """Decimals that show three digits of a standard deviation, and of all numbers beside it; none if it is extreme."""
+    """Decimals that show three digits of a standard deviation, and of all values beside it; none if it is extreme."""
     return max(0, 2 - math.floor(math.log10(sd))) if np.isfinite(sd) and 1e-6 < sd < 1e6 else None

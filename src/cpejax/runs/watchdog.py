@@ -75,5 +75,5 @@ def _leave(run: RunFolder, message: str, code: int) -> None:
 
 
 def how_to_resume(folder: Path) -> str:
-    """How to resume."""
+    """A sentence that says how to resume."""
     return f"What was finished is kept in {folder}: the same command resumes from there."

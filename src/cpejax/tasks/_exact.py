@@ -10,11 +10,12 @@ Proposal = Callable[[int], tuple[Float[np.ndarray, "m d"], Float[np.ndarray, " m
 
 
 def rejection(propose: Proposal, n: int, rng: np.random.Generator, *, most: int = 10_000_000) -> np.ndarray:
-    """n exact draws: keep each proposed point with its probability.
+    """`n` exact draws: keep each proposed point with its probability.
 
-    Arguments:
-        propose: `m -> (points (m, d), acceptance probabilities (m,))`.
-        most: proposals before giving up.
+    **Arguments:**
+
+    - `propose`: `m -> (points (m, d), acceptance probabilities (m,))`.
+    - `most`: the maximum number of proposals before giving up.
     """
     kept: list[np.ndarray] = []
     have, tried, rate = 0, 0, 0.5
@@ -36,7 +37,7 @@ def rejection(propose: Proposal, n: int, rng: np.random.Generator, *, most: int 
 def grid_draws(
     log_density: LogDensity, box: Sequence[tuple[float, float]], cells: int, n: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "n d"]:
-    """n draws from a density on a box: a cell by its mass, a point in the cell, then rejection to the density itself.
+    """`n` draws from a density on a box: a cell by its mass, a point in the cell, then rejection to the density itself.
 
     The proposal q is constant on each cell (`cells` a side) and mixed with 1 % of its neighbours' average, so a cell
     whose midpoint misses its mass is still reached. Rejection with `p / (c q)` removes what the grid leaves; c is the

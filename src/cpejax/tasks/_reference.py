@@ -47,22 +47,22 @@ def reference(
 ) -> xr.DataTree:
     """Draws from a task's posterior, 10 chains of 2,500.
 
-    Arguments:
-        task: a task or the name of one; or any `cpe.Model` whose sites all have densities, of which nothing is cached.
-        seed: of the observation, `task.observation(seed)`; or instead
-        given: any observation, `{site: array}`.
-        sampler: `"exact"`, independent draws by the task's own sampler, the default where there is one; or `"slice"`,
-            the paper's: hit-and-run slice sampling, 10 chains of 10,000 draws, the first 5,000 dropped, every second
-            kept, all chains in one compiled call. Chains rarely jump between separated modes: look at R-hat. Or
-            `"rejection"`: prior draws kept with probability `p(x | theta) / max p(x | theta)`, independent and from
-            the program alone, for few parameters and a bounded likelihood; it gives up after 1e9 prior draws.
-        cache: whether to read and write the cache: files in `$CPEJAX_CACHE`, or the user's cache directory, named by
-            a hash of the model, the observation and the sampler.
+    **Arguments:**
 
-    Returns:
-        A DataTree with `posterior` and `observed_data`. The attributes carry `sampler`, the largest rank-normalised
-        split R-hat (`rhat`) and the smallest bulk and tail effective sample sizes (`ess_bulk`, `ess_tail`) of any
-        scalar parameter.
+    - `task`: a task or the name of one; or any `cpe.Model` whose sites all have densities, of which nothing is cached.
+    - `seed`: of the observation, `task.observation(seed)`.
+    - `given`: instead of a seed, any observation, `{site: array}`.
+    - `sampler`: `"exact"`, independent draws by the task's own sampler, the default where there is one; or `"slice"`,
+        the paper's: hit-and-run slice sampling, 10 chains of 10,000 draws, the first 5,000 dropped, every second
+        kept, all chains in one compiled call. Chains rarely jump between separated modes: look at R-hat. Or
+        `"rejection"`: prior draws kept with probability `p(x | theta) / max p(x | theta)`, independent and from
+        the program alone, for few parameters and a bounded likelihood; it gives up after 1e9 prior draws.
+    - `cache`: whether to read and write the cache: files in `$CPEJAX_CACHE`, or the user's cache directory, named by
+        a hash of the model, the observation and the sampler.
+
+    **Returns:** a DataTree with `posterior` and `observed_data`. The attributes carry `sampler`, the largest
+    rank-normalised split R-hat (`rhat`) and the smallest bulk and tail effective sample sizes (`ess_bulk`, `ess_tail`)
+    of any scalar parameter.
 
     >>> from cpejax import reference
     >>> draws = reference("two_moons", 0, cache=False)

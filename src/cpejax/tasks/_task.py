@@ -23,17 +23,20 @@ SEEDS = (0, 1, 2, 3, 4)
 class Task(Model):
     """A model with a tractable likelihood, five observations, and (almost always) exact posterior draws.
 
-    Arguments:
-        name: what `tasks.get` finds it by.
-        program, observed: see `cpe.Model`; programs of tasks have no arguments.
-        source: where the model comes from.
-        exact: `(given, n, rng) -> {site: array with leading n}`, independent draws from `p(theta | given)`, written
-            without the program's own densities so that the two can be checked against each other. `None`: the
-            reference is drawn by slice sampling.
-        how: one line on how `exact` draws.
-        fix: what an observation has set by hand after it was simulated.
+    **Arguments:**
 
-    >>> task = Task(name="coin", program=program, observed=("x",), source="a textbook")   # doctest: +SKIP
+    - `name`: what `tasks.get` finds it by.
+    - `program`, `observed`: see `cpe.Model`; programs of tasks have no arguments.
+    - `source`: where the model comes from.
+    - `exact`: `(given, n, rng) -> {site: array with leading n}`, independent draws from `p(theta | given)`, written
+        without the program's own densities so that the two can be checked against each other. `None`: the
+        reference is drawn by slice sampling.
+    - `how`: one line on how `exact` draws.
+    - `fix`: what an observation has set by hand after it was simulated.
+
+    >>> task = Task(name="three", program=program, observed=("y",), source="a textbook")
+    >>> task.parameters, task.theta_dim, task.x_dim
+    (('mu',), 1, 3)
     """
 
     name: str
@@ -72,7 +75,7 @@ class Task(Model):
     def observation(self, seed: int) -> Arrays:
         """One data set from the model: parameters from the prior, data from the parameters, `{site: array}`.
 
-        The same seed gives the same numbers under any JAX configuration; the benchmark's are `tasks.SEEDS`.
+        The same seed gives the same values under any JAX configuration; the benchmark's are `tasks.SEEDS`.
 
         >>> from cpejax import tasks
         >>> tasks.get("tree").observation(0).keys()

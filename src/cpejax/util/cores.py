@@ -1,4 +1,4 @@
-"""Compiled programs beside one another. XLA divides single operations among the cores, which helps large ones only."""
+"""Compiled programs in parallel. XLA divides single operations among the cores, which helps large ones only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 
 def cores() -> int:
-    """How many programs can run beside one another: the cores this process may use; one with an accelerator."""
+    """How many programs can run in parallel: the cores this process may use; one with an accelerator."""
     if jax.default_backend() != "cpu":
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -24,8 +24,9 @@ Options = dict[str, str | bool]  # what XLA takes; a number as text
 WIDE: Options = {"xla_cpu_prefer_vector_width": "512"}
 """Vectors as wide as AVX-512 has them, where a processor has it: XLA takes half, and draws are slower by it."""
 PRODUCTS_BY_EIGEN: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-"""Of XLA's two libraries for matrix products on a CPU, Eigen's divides middling ones among the cores, and goes on with
-other operations meanwhile. YNNPACK's does not; for a program that has a core of its own it is as good or better."""
+"""Of XLA's two libraries for matrix products on a CPU, Eigen's divides middling ones among the cores, and continues
+with other operations meanwhile. YNNPACK's does not; for a program that has a core of its own it is as good or
+better."""
 
 
 def options_for_all_cores() -> Options:
@@ -57,7 +58,7 @@ def compile_each(programs: list[Any], threads: ThreadPoolExecutor, options: Opti
 
 
 def on_cores(function: Any, arguments: list[tuple]) -> list[Any]:
-    """What a compiled function returns for each of some arguments, which differ in their numbers only."""
+    """What a compiled function returns for each of some arguments, which differ in their values only."""
     workers = min(cores(), len(arguments))
     if workers == 1:
         return [function(*each) for each in arguments]

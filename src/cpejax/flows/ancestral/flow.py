@@ -2,15 +2,15 @@
 
 With the faithful inverse of the graph in the prior's order, `p(θ|x) = Π_i p(θ_i | θ_pa(i), x_pa(i))`. Each factor is a
 one-dimensional flow in prior coordinates whose context is made of *clean* parents. The paper's masked joint field
-(section 3.2) sees noisy ones and is biased by that; here every node's Jacobian is a number and the bias cannot occur.
+(section 3.2) sees noisy ones and is biased by that; here every node's Jacobian is a scalar and the bias cannot occur.
 
 Departures from the paper, each measured or explained in `docs/ancestral.md`:
 
 * A coordinate `z` is first straightened by a normal mixture that its context predicts, `w = Φ⁻¹(F(z))`; the flow is
   from N(0, 1) to the distribution of `w`, and corrects what the mixture leaves. A narrow posterior is then as easy as
   a wide one.
-* The rectified path `(1 − t) w0 + t w1` is followed in the turned coordinates `y = cos(a) w0 + sin(a) w1`,
-  `tan a = t / (1 − t)`. The rectified loss is the same number, `∫ |u − v|² da` with `u = cos(a) w1 − sin(a) w0`, but
+* The rectified path `(1 − t) w0 + t w1` is followed in the rotated coordinates `y = cos(a) w0 + sin(a) w1`,
+  `tan a = t / (1 − t)`. The rectified loss has the same value, `∫ |u − v|² da` with `u = cos(a) w1 − sin(a) w0`, but
   the field of a normal distribution is zero, so that Euler steps are exact for it.
 * The loss has the weight `√tan a`, between the rectified loss (weight 1) and the likelihood's (weight `tan a`), and its
   value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density, but no
@@ -141,7 +141,10 @@ class AncestralFlow(SamplingFlow):
 
     @property
     def least_loss(self) -> float:
-        """The narrowest component of a mixture has a density of e⁷, or e¹⁰ at an edge; the flow adds a few nats."""
+        """A bound below which no loss can be.
+
+        The narrowest component of a mixture has a density of e⁷, or e¹⁰ at an edge; the flow adds a few nats.
+        """
         return -20.0 * sum(len(group.nodes) for group in self.plan.groups)
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
@@ -210,7 +213,10 @@ class AncestralFlow(SamplingFlow):
         return joined(parts)
 
     def lacks(self, given: Collection[str]) -> dict[str, list[str]] | None:
-        """All that is read by what is given must be given too: the product of the other factors is then exact."""
+        """Of given parameters, those that read others that are not given, and which.
+
+        All that they read must be given too: the product of the other factors is then exact.
+        """
         sites, parameters = self.plan.graph.sites, self.coordinates.graph.parameters
         out: dict[str, list[str]] = {}
         for name in self.plan.posterior.order:
@@ -227,7 +233,7 @@ class AncestralFlow(SamplingFlow):
         return step_options(steps)
 
     def log_prob(self, values: Values, data: Values, *, steps: int = STEPS) -> Float[Array, " n"]:
-        """All parents are known, so all nodes are integrated in one pass. Those of given parameters do not count."""
+        """The log-density of draws, without the factors of given parameters; all parents are known, so by one pass."""
         n = len(next(iter(values.values())))
         full = values | {name: jnp.broadcast_to(x, (n, *x.shape)) for name, x in data.items()}
         z, tables = self._known(full)

@@ -24,7 +24,7 @@ class CPE(Method):
     **Arguments:**
 
     - `embed`: an Equinox module for a data site, `{"x": module}`; it maps one member's value (standardised, with the
-        site's event shape) to a vector of features. Without one, a site's numbers are the features.
+        site's event shape) to a vector of features. Without one, a site's scalars are the features.
     - `width`, `depth`: of each context network; its depth in residual blocks (networks that are pooled have half of
         them).
     - `hidden`: of the three layers of each field.
@@ -33,11 +33,9 @@ class CPE(Method):
     - `first`: parameters that are drawn before all others, so that `given` of `sample` and `log_prob` may hold them;
         with each the parameters that its prior depends on.
 
-    ??? example
-
-        ```python
-        posterior = cpe.fit(program, simulations, method=cpe.CPE(width=128), key=jax.random.key(1))
-        ```
+    >>> method = cpe.CPE(width=128)  # cpe.fit(model, simulations, method=method, key=...)
+    >>> method.width, method.training["learning_rate"]
+    (128, 0.004)
     """
 
     flow: ClassVar[type[Flow]] = AncestralFlow

@@ -27,7 +27,7 @@ wide that float32 loses what part of it is inside the prior's edges."""
 FURTHEST = 30.0
 """Bound of a mean where the prior has no edges."""
 OUTSIDE = 8.0
-"""By at most so many of its scales a component's mean is outside the prior's edges: some of its mass is inside."""
+"""Maximum number of its scales by which a component's mean is outside the prior's edges: some of its mass is inside."""
 RANGE = 30.0
 """Bound of the logarithms of weights, before they are normalised."""
 HALVINGS = 20
@@ -54,7 +54,7 @@ class Mixture(eqx.Module):
 
     One is a normal mixture of `z` or, where the prior is `uniform`, one of its quantile `s`, truncated at the prior's
     edges: there `s` is the user's own parameter up to scale, and what is linear in it is linear for the networks.
-    The mixture's numbers have the shape `(components, *rows)`, and `uniform` one that fits to `(*rows)`. Components
+    The mixture's parameters have the shape `(components, *rows)`, and `uniform` one that fits to `(*rows)`. Components
     come first: sums over a short last axis are slow.
     """
 
@@ -85,8 +85,8 @@ class Mixture(eqx.Module):
         def flatten(x: Array) -> Array:
             return jnp.broadcast_to(x, (len(x), *rows)).reshape(len(x), -1)
 
-        numbers = flatten(self.log_weights), flatten(self.means), flatten(self.log_scales)
-        return Mixture(*numbers, flatten(self.uniform[None])[0])
+        flat = flatten(self.log_weights), flatten(self.means), flatten(self.log_scales)
+        return Mixture(*flat, flatten(self.uniform[None])[0])
 
     def _standardised(self, s: Array) -> Float[Array, "components *rows"]:
         return (s - self.means) * jnp.exp(-self.log_scales)
@@ -102,8 +102,8 @@ class Mixture(eqx.Module):
         flat = self._flat(s.shape)
         log_f = _log_sum_exp(flat.log_weights - flat.log_scales + norm.logpdf(flat._standardised(s.ravel())))
         inside = jnp.maximum((jnp.exp(flat.log_weights) * _between(*flat._edges())).sum(0), SMALLEST)
-        slope = jnp.where(self.uniform, 0.5 * math.log(12.0) + norm.logpdf(z), 0.0)
-        return (log_f - jnp.log(inside)).reshape(s.shape) + slope
+        log_derivative = jnp.where(self.uniform, 0.5 * math.log(12.0) + norm.logpdf(z), 0.0)
+        return (log_f - jnp.log(inside)).reshape(s.shape) + log_derivative
 
     def straighten(self, s: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
         """`Φ⁻¹(F(z))` from `s = linear(z, uniform)`, by whichever tail is smaller."""
@@ -173,7 +173,7 @@ def _sum(terms: Iterable[Array]) -> Array:
 
 
 def _log_sum_exp(x: Float[Array, "components *rows"]) -> Float[Array, "*rows"]:
-    """`logsumexp` over the first axis, for finite numbers."""
+    """`logsumexp` over the first axis, for finite values."""
     top = jax.lax.stop_gradient(x.max(0))
     return top + jnp.log(jnp.exp(x - top).sum(0))
 

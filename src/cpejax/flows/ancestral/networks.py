@@ -23,7 +23,7 @@ from cpejax.nn.activations import softsign_linear
 from cpejax.nn.time import Fourier
 
 FEATURES = 64
-"""So many Fourier features of time."""
+"""Number of Fourier features of time."""
 
 
 def _weights(rng: np.random.Generator, nodes: int, fan_in: Any, *shape: int) -> Array:
@@ -41,7 +41,7 @@ def dense(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array
 
 
 def dense_first(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array, "o k *rows"]:
-    """The same with its numbers first."""
+    """The products of `dense` with the axis of outputs first."""
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
     return jnp.einsum("koi,kri->okr", w, flat).reshape(w.shape[1], *x.shape[:-1])
 
@@ -82,7 +82,7 @@ class StageNet(eqx.Module):
         self.biases = [jnp.zeros((nodes, width)) for _ in range(depth)]
 
     def __call__(self, h: Float[Array, "k *rows width"]) -> Float[Array, "k *rows width"]:
-        """From the sum of what is read."""
+        """The output, from the sum of what the first layer reads."""
         h = softsign_linear(h + lift(self.bias, h.ndim))
         for w, b in zip(self.blocks, self.biases, strict=True):
             h = h + softsign_linear(dense(h, w) + lift(b, h.ndim))
@@ -92,8 +92,8 @@ class StageNet(eqx.Module):
 class FieldNet(eqx.Module):
     """The field of each node, `γ y + (1 − γ) λ(t, y; context)` (paper, equation 8): four maps 1→h→h→h→1.
 
-    Unlike the paper's, γ starts near 0: in turned coordinates the field of a normal distribution is zero, not `y`. Each
-    node has its own network of time, 64-64 on random Fourier features, so that no two nodes share a weight.
+    Unlike the paper's, γ starts near 0: in rotated coordinates the field of a normal distribution is zero, not `y`.
+    Each node has its own network of time, 64-64 on random Fourier features, so that no two nodes share a weight.
     """
 
     from_context: Float[Array, "k h width"]
@@ -132,7 +132,7 @@ class FieldNet(eqx.Module):
     def __call__(self, time: Array, y: Float[Array, "k *rows"], context: Array) -> Float[Array, "k *rows"]:
         """`time` and `context`: what they add to the first layer, `(k, *rows, h)` or broadcast to it."""
         ndim = y.ndim + 1
-        # As a product, though of single numbers: its slope is then one too, and not a slow sum.
+        # As a product, though of single values: its derivative is then one too, and not a slow sum.
         first = jnp.einsum("kr,kh->krh", y.reshape(len(y), -1), self.w1).reshape(*y.shape, -1)
         h = softsign_linear(first + context + time)
         h = softsign_linear(dense(h, self.w2) + lift(self.b2, ndim))
@@ -241,9 +241,9 @@ def matching(
     k, n, *plates = w.shape
     rest = (1,) * len(plates)
     angle = jnp.pi / 2 * t
-    numbers = jnp.stack([jnp.sin(angle), jnp.cos(angle), jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))])
+    columns = jnp.stack([jnp.sin(angle), jnp.cos(angle), jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))])
     # By a product, which is computed once: what is repeated otherwise is computed anew wherever it is read.
-    sin, cos, weight = (numbers @ np.eye(len(t), dtype=np.float32)[:, np.arange(n) // runs.length]).reshape(
+    sin, cos, weight = (columns @ np.eye(len(t), dtype=np.float32)[:, np.arange(n) // runs.length]).reshape(
         3, 1, n, *rest
     )
     time = runs.each(field.time(t), axis=1).reshape(k, n, *rest, -1)

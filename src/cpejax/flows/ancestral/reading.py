@@ -153,8 +153,8 @@ class ReadingFlow(Flow):
                 def to_z(x: Array) -> Array:
                     return self.coordinates.to_z({**values, name: x})[name]
 
-                z, slope = jax.jvp(to_z, (x,), (jnp.ones_like(x),))
-                return jnp.concatenate([jnp.clip(z, -15.0, 15.0), jnp.log(jnp.abs(slope) + 1e-6)], axis=-1)
+                z, derivative = jax.jvp(to_z, (x,), (jnp.ones_like(x),))
+                return jnp.concatenate([jnp.clip(z, -15.0, 15.0), jnp.log(jnp.abs(derivative) + 1e-6)], axis=-1)
 
             given = {origin: get(origin) for origin in self.coordinates.graph.sites}
             axes = {origin: None if origin in shared else 0 for origin in given}

@@ -40,8 +40,8 @@ InverseBy = Literal["bisection", "regressor"]
 TOLERANCE = 1e-5
 """The residual of a draw is to be no more; `unsolved` counts those with more.
 
-It is `|Λ(θ) − u|`, in units of the base, or where the map is steep that over its slope, which is how far the draw is
-from the solution: in float32 neighbouring numbers are mapped further apart than the tolerance there.
+It is `|Λ(θ) − u|`, in units of the base, or where the map is steep that over its derivative, which is how far the draw
+is from the solution: in float32 neighbouring numbers are mapped further apart than the tolerance there.
 """
 
 
@@ -89,18 +89,18 @@ class DiscreteFlow(VectorFlow):
     # Training
 
     def prepare(self, values: Values) -> dict[str, Any]:
-        """With the data themselves: in coordinates other than the prior's, the base's density may depend on them."""
+        """Vectors, and the data themselves: in coordinates other than the prior's, the base's density may need them."""
         return {**super().prepare(values), "data": {name: values[name] for name in self.data.graph.data}}
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:  # noqa: ARG002
         """Minus the log-likelihood; and what a regressor misses of the simulations that it is to give back."""
         x = self.of_rows(rows)
-        u, log_slope = self.to_base(rows["u"], x)
+        u, log_derivative = self.to_base(rows["u"], x)
         if self.base.vector.kind == "prior":
             log_base = self.base.log_density(u, {})
         else:
             log_base = jax.vmap(lambda u, data: self.base.log_density(u[None], data)[0])(u, rows["data"])
-        total = -(log_base + log_slope.sum(-1)).mean()
+        total = -(log_base + log_derivative.sum(-1)).mean()
         if self.regressor is not None:
             pairs = jax.lax.stop_gradient((u, x))
             total += jnp.sum((self._guess(*pairs) - rows["u"]) ** 2, axis=-1).mean()
@@ -119,14 +119,14 @@ class DiscreteFlow(VectorFlow):
         """
         total = jnp.zeros_like(u)
         for part in self.parts:
-            u, log_slope = part.net.with_log_derivative(u, _conditions(part, x))
-            total += log_slope
+            u, log_derivative = part.net.with_log_derivative(u, _conditions(part, x))
+            total += log_derivative
         return u, total
 
     def log_density(self, u: Float[Array, "n d"], data: Values) -> Float[Array, " n"]:
-        """One pass; there are no steps to take."""
-        u, log_slope = self.to_base(u, self.of_observation(data))
-        return self.base.log_density(u, data) + log_slope.sum(-1)
+        """The log-density of vectors for one observation, exact, by one pass."""
+        u, log_derivative = self.to_base(u, self.of_observation(data))
+        return self.base.log_density(u, data) + log_derivative.sum(-1)
 
     # Sampling
 
@@ -151,8 +151,8 @@ class DiscreteFlow(VectorFlow):
         u = target
         for part, guess in reversed(list(zip(self.parts, guesses, strict=True))):
             u = part.net.invert(u, _conditions(part, x), solve, guess)
-        found, log_slope = self.to_base(u, x)
-        return u, (jnp.abs(found - target) * jnp.exp(-jnp.maximum(log_slope, 0.0))).max(-1)
+        found, log_derivative = self.to_base(u, x)
+        return u, (jnp.abs(found - target) * jnp.exp(-jnp.maximum(log_derivative, 0.0))).max(-1)
 
 
 def _conditions(part: ConditionedNet, x: Float[Array, "n f"]) -> Conditions:
@@ -179,8 +179,8 @@ def bisect(f: Scalar, u: Array, guess: Array, low: Array, high: Array) -> Array:
 
 def newton(f: Scalar, u: Array, guess: Array, low: Array, high: Array) -> Array:
     """One step of Newton's method from `guess`; on a steep and bent function it may lead away, and is not taken."""
-    value, slope = jax.jvp(f, (guess,), (jnp.ones_like(guess),))
-    better = jnp.clip(guess + (u - value) / slope, low, high)
+    value, derivative = jax.jvp(f, (guess,), (jnp.ones_like(guess),))
+    better = jnp.clip(guess + (u - value) / derivative, low, high)
     return jnp.where(jnp.abs(f(better) - u) < jnp.abs(value - u), better, guess)
 
 
@@ -194,15 +194,13 @@ class DiscreteCPE(BlockMethod):
         each site's support. With `inverse="reverse"` a parameter comes before its prior parents, which its prior
         coordinates depend on: that needs `"unconstrained"`.
     - `blocks`: the maps, one after the other.
-    - `inverse_by`: draws are by `"bisection"`, or by a `"regressor"`, trained beside the maps, and one step of Newton's
-        method.
+    - `inverse_by`: draws are by `"bisection"`, or by a `"regressor"`, trained together with the maps, and one step of
+        Newton's method.
     - `inverse`, `embed`, `width`, `hidden`, `condition`, `reads`, `storage`, `rank`: see `cpe.TriangularCPE`.
 
-    ??? example
-
-        ```python
-        posterior = cpe.fit(program, simulations, method=cpe.DiscreteCPE(blocks=2), key=jax.random.key(1))
-        ```
+    >>> method = cpe.DiscreteCPE(blocks=2)  # cpe.fit(model, simulations, method=method, key=...)
+    >>> method.coordinates, method.inverse_by
+    ('prior', 'bisection')
     """
 
     flow: ClassVar[type[Flow]] = DiscreteFlow

@@ -35,8 +35,9 @@ Solve = Callable[[Scalar, Array, Array, Array, Array], Array]
 UNROLLED = 4
 """The most nodes that are computed one by one where no derivative is needed."""
 MANY, UNROLLED_BLOCKS = 1000, 48
-"""Of so many rows, as there are in draws, arithmetic counts more than the number of operations: maps of at most so many
-blocks are then computed node by node as well, however they are stored. More would take too long to compile."""
+"""Number of rows, as there are in draws, from which on arithmetic counts more than the number of operations; and the
+maximum number of blocks of maps that are then computed node by node as well, however they are stored. More would take
+too long to compile."""
 
 
 class BlockNet(eqx.Module):
@@ -101,7 +102,7 @@ class BlockNet(eqx.Module):
         return jax.nn.sigmoid(self.gamma)
 
     def _hidden(self, x: Float[Array, "n d"], conditions: Conditions) -> tuple[list[Array], Float[Array, "n d"]]:
-        """The numbers before each tanh, and `λ`."""
+        """The values before each tanh, and `λ`."""
         rows = self.maps[0].rows
         h = (x[:, self.wiring.order] if rows == 0 else x.T[self.wiring.order])[..., None]
         before: list[Array] = []
@@ -121,7 +122,7 @@ class BlockNet(eqx.Module):
         return gamma * x + (1 - gamma) * value
 
     def _unrolls(self, rows: int) -> bool:
-        """Whether so many rows are computed node by node."""
+        """Whether this number of rows is computed node by node."""
         if self.wiring.size <= UNROLLED:
             return True
         blocks = self.wiring.size + len(self.wiring.sources)
@@ -151,41 +152,39 @@ class BlockNet(eqx.Module):
         From a node back to itself there is no way through others, so the diagonal needs the diagonal blocks only.
         """
         before, value = self._hidden(x, conditions)
-        slope: Array | None = None
+        derivative: Array | None = None
         for k, matrix in enumerate(self.maps):
-            slope = self._through(slope, matrix.diagonal())
-            slope = slope * (1 - jnp.tanh(before[k]) ** 2) if k < self.layers else slope
-        assert slope is not None
+            derivative = self._through(derivative, matrix.diagonal())
+            derivative = derivative * (1 - jnp.tanh(before[k]) ** 2) if k < self.layers else derivative
+        assert derivative is not None
         gamma = self._share()
-        return gamma * x + (1 - gamma) * value, gamma + (1 - gamma) * self._to_vector(slope)
+        return gamma * x + (1 - gamma) * value, gamma + (1 - gamma) * self._to_vector(derivative)
 
     def with_log_derivative(self, x: Float[Array, "n d"], conditions: Conditions) -> tuple[Array, Float[Array, "n d"]]:
-        """The same with the logarithm of the derivative, by log-matrix products (paper, appendix A.2).
+        """The value, and the logarithm of the derivative, by log-matrix products (paper, appendix A.2).
 
         `log Σ_k exp(a_ik + b_kj)` is a matrix product after the largest `a_ik` of each row is taken out.
         """
         before, value = self._hidden(x, conditions)
-        slope: Array | None = None
+        log_derivative: Array | None = None
         for k, matrix in enumerate(self.maps):
-            if slope is None:
-                slope = self._through(None, matrix.log_diagonal())
+            if log_derivative is None:
+                log_derivative = self._through(None, matrix.log_diagonal())
             else:
-                most = jax.lax.stop_gradient(slope.max(-1, keepdims=True))
-                slope = jnp.log(self._through(jnp.exp(slope - most), matrix.diagonal())) + most
-            slope = slope + log_slope_of_tanh(before[k]) if k < self.layers else slope
-        assert slope is not None
+                most = jax.lax.stop_gradient(log_derivative.max(-1, keepdims=True))
+                log_derivative = jnp.log(self._through(jnp.exp(log_derivative - most), matrix.diagonal())) + most
+            log_derivative = log_derivative + log_derivative_of_tanh(before[k]) if k < self.layers else log_derivative
+        assert log_derivative is not None
         gamma = self._share()
-        log_slope = jnp.logaddexp(
-            jax.nn.log_sigmoid(self.gamma), jax.nn.log_sigmoid(-self.gamma) + self._to_vector(slope)
-        )
-        return gamma * x + (1 - gamma) * value, log_slope
+        kept, rest = jax.nn.log_sigmoid(self.gamma), jax.nn.log_sigmoid(-self.gamma)
+        return gamma * x + (1 - gamma) * value, jnp.logaddexp(kept, rest + self._to_vector(log_derivative))
 
-    def _through(self, slope: Array | None, diagonal: Float[Array, "d in out"]) -> Array:
+    def _through(self, derivative: Array | None, diagonal: Float[Array, "d in out"]) -> Array:
         """A derivative through diagonal blocks; without one, that of the input itself."""
         rows = self.maps[0].rows
-        if slope is None:
+        if derivative is None:
             return jnp.expand_dims(diagonal[:, 0, :], rows)
-        return jnp.einsum("ndi,dio->ndo" if rows == 0 else "dni,dio->dno", slope, diagonal)
+        return jnp.einsum("ndi,dio->ndo" if rows == 0 else "dni,dio->dno", derivative, diagonal)
 
     def _to_vector(self, x: Float[Array, "a b 1"]) -> Float[Array, "n d"]:
         return x[..., 0][:, self.wiring.place] if self.maps[0].rows == 0 else x[..., 0][self.wiring.place].T
@@ -198,7 +197,7 @@ class BlockNet(eqx.Module):
         """The `x` with `self(x, conditions) = u`, for a network that is `positive`.
 
         Level by level: what a level's nodes read is known, and adds a constant to each layer; what remains is one
-        increasing function of one number for every node and row. The levels of a run are one compiled loop.
+        increasing function of one scalar for every node and row. The levels of a run are one compiled loop.
         """
         order, n = self.wiring.order, len(u)
         hidden = tuple(jnp.zeros((self.wiring.size, n, b.shape[1])) for b in self.biases[:-1])
@@ -252,7 +251,7 @@ class ConditionedNet(eqx.Module):
     """A network with its own conditions.
 
     **Arguments:** `wiring`, `positive`, `hidden`, `reads`, `storage`, `rank`: of `BlockNet`; `features`: how many
-    numbers of an observation; `time`, `width`: of `Condition`; `condition`: whether the `"first"` hidden layer gets
+    values of an observation; `time`, `width`: of `Condition`; `condition`: whether the `"first"` hidden layer gets
     one, or `"every"`.
     """
 
@@ -280,7 +279,7 @@ class ConditionedNet(eqx.Module):
         self.condition = Condition(features, hidden, layers, time=time, width=width, key=second)
 
     def pad(self, found: list[tuple[Array, Array | None]]) -> Conditions:
-        """What each hidden layer gets: the first ones what was found."""
+        """The condition of each hidden layer: the first ones have what was found, the others none."""
         return [*found, *(None for _ in range(self.net.layers - len(found)))]
 
 
@@ -304,7 +303,7 @@ class BlockMethod(Method):
             raise ValueError(f"Blocks of rank {self.rank} have their own storage; found storage={self.storage!r}.")
 
     def least_weights(self) -> int:
-        """Those of the data's network, of a block on the diagonal, and of the blocks between nodes."""
+        """A bound: the weights of the data's network, of a block on the diagonal, and of those between nodes."""
         return self.width**2 + self.hidden**2 + (self.rank or 0)
 
 
@@ -331,7 +330,7 @@ def _condition(condition: tuple[Array, Array | None] | None, data: Any, axis: in
     return jnp.where(data, jnp.expand_dims(readers, axis), rest)
 
 
-def log_slope_of_tanh(x: Array) -> Array:
+def log_derivative_of_tanh(x: Array) -> Array:
     """`log tanh'(x)`, which is about −2 |x| where `1 − tanh²` is 0 in float32."""
     size = jnp.abs(x)
     return np.float32(2 * np.log(2)) - 2 * size - 2 * jnp.log1p(jnp.exp(-2 * size))

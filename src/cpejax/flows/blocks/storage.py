@@ -7,7 +7,7 @@ that it reads, itself included; the others are zero. There are three ways to sto
 * `Edges`: the blocks that exist, multiplied in batches of nodes that read equally many. Weights, memory and arithmetic
   are linear in the edges.
 * `LowRank`: `B_ij = ζ_ij ξ_ij` of rank `r` for `i ≠ j`, for posterior programs with many edges. Diagonal blocks stay
-  whole: there are only `d` of them, and through one of rank `r` a node would pass on only `r` numbers of its own.
+  whole: there are only `d` of them, and through one of rank `r` a node would pass on only `r` values of its own.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ class Wiring:
         return Levels(np.array(levels), np.array(edges, int).reshape(len(levels), len(levels[0]), most))
 
     def alone(self) -> Wiring:
-        """The same nodes without edges."""
+        """A wiring of the same nodes without edges."""
         return Wiring(self.order, ((),) * self.size, self.data)
 
     def reach(self, steps: int) -> np.ndarray:
-        """`reach[i, j]`: whether scalar `i` of the vector reads `j` through so many matrices, itself included."""
+        """`reach[i, j]`: whether scalar `i` of the vector is `j`, or reads it through this number of matrices."""
         once = np.eye(self.size, dtype=bool)
         once[self.targets, self.sources] = True
         power = np.eye(self.size, dtype=bool)
@@ -143,7 +143,7 @@ class Wiring:
 def wire(posterior: PosteriorProgram, vector: Vector) -> Wiring:
     """The nodes of a posterior program, with all plates written out.
 
-    The numbers of one member are a chain, each reads those before it. In coordinates that depend on other parameters
+    The scalars of one member are a chain, each reads those before it. In coordinates that depend on other parameters
     (the prior's, or where a support does) a node that reads a parameter also reads what its coordinates depend on.
     """
     graph = vector.graph
@@ -193,7 +193,7 @@ class Blocks(eqx.Module):
 
     `positive`: the diagonal blocks are `exp(raw) / in`, for the discrete flow (the paper's `g`).
 
-    `rows` says which axis of hidden numbers is for rows: `(n, d, size)` if 0, `(d, n, size)` if 1, as is faster.
+    `rows` says which axis of hidden values is for rows: `(n, d, size)` if 0, `(d, n, size)` if 1, as is faster.
     """
 
     rows: ClassVar[int]
@@ -201,7 +201,7 @@ class Blocks(eqx.Module):
     positive: bool = eqx.field(static=True)
 
     def __call__(self, h: Float[Array, "a b in"]) -> Float[Array, "a b out"]:
-        """The product with hidden numbers."""
+        """The product with hidden values."""
         raise NotImplementedError
 
     def raw(self) -> Float[Array, "d in out"]:

@@ -151,8 +151,8 @@ class TriangularFlow(VectorFlow):
         x = condition.of_data(self.of_observation(data))
 
         def rate(t: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-            v, slope = self.net.with_derivative(state[0], self._conditions(x, condition.of_time(t[None])))
-            return v, slope.sum(-1)
+            v, derivative = self.net.with_derivative(state[0], self._conditions(x, condition.of_time(t[None])))
+            return v, derivative.sum(-1)
 
         state = (u, jnp.zeros(len(u)))
         if steps is None:
@@ -182,11 +182,9 @@ class TriangularCPE(BlockMethod):
     - `storage`: of block matrices: `"dense"`, `"edges"`, or what was measured to be faster (`"auto"`).
     - `rank`: of the blocks between different parameters; `None`: whole blocks.
 
-    ??? example
-
-        ```python
-        posterior = cpe.fit(program, simulations, method=cpe.TriangularCPE(), key=jax.random.key(1))
-        ```
+    >>> method = cpe.TriangularCPE(rank=2)  # cpe.fit(model, simulations, method=method, key=...)
+    >>> method.inverse, method.rank
+    ('faithful', 2)
     """
 
     flow: ClassVar[type[Flow]] = TriangularFlow

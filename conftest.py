@@ -1,4 +1,4 @@
-"""Settings shared by all tests.
+"""Settings shared by all tests, and the names that examples in docstrings use.
 
 Do not import `cpejax` at the top of this file: the import hook that checks jaxtyping annotations (`addopts` in
 `pyproject.toml`) is installed after it is read, and must come before the package is imported.
@@ -7,6 +7,7 @@ Do not import `cpejax` at the top of this file: the import hook that checks jaxt
 import shutil
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import jax
@@ -42,3 +43,40 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(scope="session")
+def docstring_names() -> dict[str, Any]:
+    """What docstrings take as given: `program`, its `model`, and `simulations` of it."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    import cpejax as cpe
+
+    def program() -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        with numpyro.plate("row", 3):
+            numpyro.sample("y", dist.Normal(mu, 1.0))
+
+    model = cpe.Model(program, observed=["y"])
+    simulations = cpe.simulate(model, 200, key=jax.random.key(0))
+    modules = {"cpe": cpe, "jax": jax, "numpyro": numpyro, "dist": dist}
+    return {**modules, "program": program, "model": model, "simulations": simulations}
+
+
+@pytest.fixture(scope="session")
+def docstring_posterior(docstring_names: dict[str, Any]) -> Any:
+    """The `posterior` of docstrings, fitted once, as the example of `cpe.fit` does it."""
+    cpe, model, simulations = (docstring_names[name] for name in ("cpe", "model", "simulations"))
+    tiny = cpe.CPE(width=8, depth=1, hidden=8, components=2)
+    short = cpe.Training(max_epochs=1)
+    return cpe.fit(model, simulations, method=tiny, training=short, key=jax.random.key(1))
+
+
+@pytest.fixture(autouse=True)
+def _use_docstring_names(request: pytest.FixtureRequest) -> None:
+    if isinstance(request.node, pytest.DoctestItem):
+        found = request.getfixturevalue("doctest_namespace")
+        found.update(request.getfixturevalue("docstring_names"))
+        if any("posterior" in example.source for example in request.node.dtest.examples):
+            found["posterior"] = request.getfixturevalue("docstring_posterior")
