@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 import cpejax as cpe
-from cpejax.program import graph as _graph
+from cpejax.program import site_checks
 from cpejax.program.tracing import run
 
 KEY = jax.random.key(0)
@@ -422,7 +422,7 @@ def test_simulators_that_tell_rows_apart_by_more_than_their_arguments_are_caught
 
 
 def test_large_plates_that_differ_otherwise_are_an_error_before_anything_is_simulated(monkeypatch):
-    monkeypatch.setattr(_graph, "MOST_UNLIKE", 5)
+    monkeypatch.setattr(site_checks, "MOST_UNLIKE", 5)
     with pytest.raises(ValueError, match=r"Plate 'i' has 12 members that are not exchangeable.*site 'y'.*array"):
         cpe.simulate(cpe.Model(first_is_another, observed=["y"]), 10, key=KEY)
 

@@ -112,10 +112,11 @@ def fit(
 
 def _model_of(model: Model | Program, simulations: Mapping[str, Any]) -> Model:
     """The model of simulations where its program is the same, so that it is not traced again."""
-    if not isinstance(model, Model) and isinstance(simulations, Simulations):
-        made = simulations.model
-        return made if made is not None and made.bound is model else Model(model, simulations.observed)
-    return as_model(model)
+    if not isinstance(simulations, Simulations):
+        return as_model(model)
+    made = simulations.model
+    same = made is not None and (made is model or made.bound is model)
+    return made if made is not None and same else as_model(model, simulations.observed)
 
 
 def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.ndarray) -> dict[str, float | int]:

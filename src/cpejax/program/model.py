@@ -76,5 +76,9 @@ class Model:
 
 
 def as_model(model: Model | Program, observed: Sequence[str] | None = None) -> Model:
-    """A model as it is; of a bare program, which takes no arguments, the model with these data sites."""
-    return model if isinstance(model, Model) else Model(model, observed)
+    """The model of a bare program, which takes no arguments. `observed`: its data sites, if it does not name them."""
+    if not isinstance(model, Model):
+        return Model(model, observed)
+    if model.observed is not None or observed is None:
+        return model
+    return Model(model.program, observed, model.args, model.kwargs)
