@@ -4,6 +4,7 @@
     python benchmarks/accuracy.py toy two_moons   # some
     python benchmarks/accuracy.py --c2st mlp      # the published C2ST instead of the fast one that agrees with it
     python benchmarks/accuracy.py --docs          # the table of docs/inference.md, from what is stored
+    python benchmarks/accuracy.py --again --pictures folder/   # and each task's draws beside exact ones
 
 Results are written to benchmarks/results/accuracy.json as they come; what is there already is not computed again,
 unless `--again`.
@@ -95,7 +96,7 @@ def toy(c2st):
 def task(name):
     """A benchmark task against its exact posterior; two moons also with RK5(4)."""
 
-    def run(c2st):
+    def run(c2st, pictures=None):
         t = cpe.tasks.get(name)
         posterior, about = fitted(t.program, t.observed)
         observations = [t.observation(seed) for seed in range(OBSERVATIONS)]
@@ -103,6 +104,10 @@ def task(name):
         if name == "two_moons":
             out["rk45"] = compare(posterior, observations, t.exact, c2st, solver="rk45")
             out["integral"] = [integral(posterior, given) for given in observations]
+        for seed in range(2) if pictures else ():
+            exact = t.exact(observations[seed], DRAWS, np.random.default_rng(seed))
+            figure = cpe.plot.pair(drawn(posterior, observations[seed], seed), reference=exact)
+            figure.savefig(Path(pictures) / f"{name}_{seed}.png", dpi=80)
         return out
 
     run.__doc__ = f"{name}: C2ST over {OBSERVATIONS} observations."
@@ -238,6 +243,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[[], *ALL], help="which (default: all)")
     parser.add_argument("--c2st", default="fast", choices=["fast", "mlp"])
     parser.add_argument("--again", action="store_true", help="compute again what is there")
+    parser.add_argument("--pictures", help="a folder for pictures of the tasks' draws beside exact ones")
     parser.add_argument("--docs", action="store_true", help="write the table of the documentation")
     options = parser.parse_args()
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -247,7 +253,8 @@ def main() -> None:
     for name in options.names or ALL:
         if name in found and not options.again:
             continue
-        found[name] = {**ALL[name](options.c2st), "c2st_method": options.c2st}
+        pictures = {"pictures": options.pictures} if name in cpe.tasks.names() else {}
+        found[name] = {**ALL[name](options.c2st, **pictures), "c2st_method": options.c2st}
         print(name, json.dumps(found[name]), flush=True)
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")

@@ -491,7 +491,7 @@ def test_the_checkpoint_of_another_run_is_refused(tmp_path, change, message):
             for name in ("batch_size", "max_epochs", "steps", "patience")
             for value in (0, -1, 2.5, "9", True)
         ),
-        *(("learning_rate", value) for value in (0, -1e-3, math.nan, math.inf, "fast", None)),
+        *(("learning_rate", value) for value in (0, -1e-3, math.nan, math.inf, "fast")),
         *(("validation", value) for value in (0, 1, -0.1, 10, math.nan, "some")),
         *(("weight_decay", value) for value in (-1, math.nan, math.inf, "much")),
         *(("schedule", value) for value in ("linear", None, 3)),

@@ -730,16 +730,17 @@ def program():
     b = numpyro.sample("b", dist.Normal(a, 1.0))
     numpyro.sample("x", dist.Normal(b, 1.0).expand([8]).to_event(1))
 
-simulations = cpe.simulate(program, 60, observed=["x"], key=jax.random.key(0))
+model = cpe.Model(program, observed=["x"])
+simulations = cpe.simulate(model, 60, key=jax.random.key(0))
 given = {"x": simulations["x"][0]}
 method = METHOD
-post = cpe.fit(program, simulations, method=method, max_epochs=1, key=jax.random.key(1))
+post = cpe.fit(model, simulations, method=method, training=cpe.Training(max_epochs=1), key=jax.random.key(1))
 draws = post.sample(4, given=given, key=jax.random.key(2))
 found = post.log_prob(draws, given=given)
 assert found.dtype == draws["posterior"]["a"].dtype == np.float64, found.dtype
 assert np.isfinite(found).all()
 post.save(FOLDER)
-assert np.array_equal(cpe.load(FOLDER, program, method=method).log_prob(draws, given=given), found)
+assert np.array_equal(cpe.load(FOLDER, model, method=method).log_prob(draws, given=given), found)
 """
 
 

@@ -210,11 +210,6 @@ def test_a_program_can_be_drawn():
     assert len(pane(plot.graph(cpe.Model(program, observed=["y"])), 0, Circle)) == 2
 
 
-def test_a_graph_has_its_own_data():
-    with pytest.raises(ValueError, match=r"A graph knows its data \(x\): leave out observed=\['theta1'\]"):
-        plot.graph(cpe.Model(GRAPHS["figure 1"], observed=["theta1"]))
-
-
 @pytest.mark.parametrize(
     "name", ["x", "theta1", "log_concentration_in_blood", "a" * 40, "beta[12, 3]", "averyveryverylong_name[0]", "$a_b$"]
 )

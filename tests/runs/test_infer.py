@@ -156,7 +156,7 @@ def test_the_terminal_shows_numbers_checks_and_what_to_open(done):
 
 def test_the_model_can_be_loaded_in_python(here):
     model = load_model(here / "model.py")
-    posterior = cpe.load("run/model", model.program, method=model.method)
+    posterior = cpe.load("run/model", model.model, method=model.method)
     assert posterior.n_simulations == 200
     assert len(posterior.history.train) == 3
 
