@@ -80,6 +80,7 @@ def test_the_discrete_flow_has_none(rho):
     assert attributes["residual"] <= 1e-5
 
 
+@pytest.mark.slow
 def test_both_learn_what_they_can():
     """With little training: the one is on its way to .654, the other to .9."""
     options = {"steps": 1000, "max_epochs": 28}

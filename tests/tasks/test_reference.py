@@ -127,7 +127,7 @@ def test_reference_is_a_datatree_with_diagnostics():
         assert min(attributes["ess_bulk"], attributes["ess_tail"]) > 15_000
 
 
-@pytest.mark.parametrize("sampler", ["slice", "rejection"])
+@pytest.mark.parametrize("sampler", [pytest.param("slice", marks=pytest.mark.slow), "rejection"])
 def test_samplers_agree_where_the_posterior_is_known(sampler):
     draws = reference(TOY, given={"x": 1.0}, sampler=sampler)
     assert draws.attrs["rhat"] <= 1.01

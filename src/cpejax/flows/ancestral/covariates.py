@@ -132,7 +132,8 @@ def regression(graph: Graph, constants: Mapping[Table, np.ndarray], name: str) -
     solve = [*columns, *curves, *groups]
     if sum(c.shape[1] for c in solve) > MOST_COEFFICIENTS:  # those of the groups are too many
         solve = [*columns, *curves]
-    return Regression(_inverse(solve), tuple(map(_basis, designs)), effects)
+    bases = map(_basis, designs)  # what fits everything leaves nothing but rounding errors
+    return Regression(_inverse(solve), tuple(b for b in bases if b.shape[1] < members), effects)
 
 
 def _inverse(design: list[np.ndarray]) -> np.ndarray:
