@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -699,7 +700,11 @@ def test_an_embedding_learns_what_matters(of_a_set):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [cpe.MLPEmbedding, cpe.ConvEmbedding, cpe.RecurrentEmbedding])
+@pytest.mark.parametrize(
+    "module",
+    [cpe.MLPEmbedding, partial(cpe.ConvEmbedding, dims=1), cpe.RecurrentEmbedding],
+    ids=["MLP", "Conv", "Recurrent"],
+)
 def test_every_embedding_learns_what_matters(module):
     check_series(embedded(module))
 

@@ -695,7 +695,7 @@ def test_posteriors_are_those_in_closed_form(program, noise):
     posterior = cpe.fit(
         program,
         simulations,
-        method=cpe.CPE(**SMALL),
+        method=cpe.CPE(),
         key=jax.random.key(1),
         progress=False,
         training=cpe.Training(steps=6000),
