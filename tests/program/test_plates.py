@@ -685,7 +685,7 @@ def linear_normal(program, noise):
     return to_theta @ covariance @ (to_data.T * precision), to_theta @ covariance @ to_theta.T
 
 
-# Errors over a factor of a hundred need the default networks; the smaller ones are nearer where little is to be learned.
+# Errors over a factor of a hundred need the default networks; smaller ones are nearer where little is to be learned.
 KNOWN = [
     (regression, 0.3, SMALL),
     (errors, ERRORS, {}),
