@@ -22,6 +22,9 @@ from cpejax.program.simulator import Program
 
 FEW_COUNTS = 1000
 """Numbers of different values up to which data that are all whole numbers are taken for counts."""
+FAR = 25.0
+"""Where a column's map is no longer linear, in robust standard deviations: beyond it mixtures do not reach. What shifts
+with a parameter shifts linearly up to there, which networks resolve best."""
 LINEAR, LOG, ASINH = range(3)
 """How a column is mapped before it is standardised. The logarithm is for positive data that span a factor of a hundred,
 `asinh` for other data with heavy tails: it is linear within their quartiles, and a logarithm further out."""
@@ -99,9 +102,9 @@ def _are_counts(rows: np.ndarray, support: str) -> bool:
 
 def _kinds(rows: np.ndarray, columns: Columns, counts: bool) -> tuple[int, ...]:
     out = []
-    for i, column in enumerate(rows.T):
+    for column, centre, scale in zip(rows.T, columns.centre, columns.scale, strict=True):
         positive = not counts and column.min() > 0 and column.max() > 100 * column.min()
-        out.append(LINEAR if i not in columns.heavy else LOG if positive else ASINH)
+        out.append(LINEAR if np.abs((column - centre) / scale).max() < FAR else LOG if positive else ASINH)
     return tuple(out)
 
 

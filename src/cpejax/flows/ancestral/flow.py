@@ -44,7 +44,7 @@ from cpejax.coordinates.standardise import Standardise
 from cpejax.flows.ancestral.covariates import regressed, regression, table_constants
 from cpejax.flows.ancestral.members import pick, site_rows
 from cpejax.flows.ancestral.networks import Context, Counts, GroupNet, log_densities, matching
-from cpejax.flows.ancestral.parallel import divide, joined
+from cpejax.flows.ancestral.parallel import divide, joined, rows_of_nodes
 from cpejax.flows.ancestral.plan import Group, layout
 from cpejax.flows.ancestral.reading import Tables, regress
 from cpejax.flows.ancestral.sampling import SamplingFlow
@@ -228,6 +228,10 @@ class AncestralFlow(SamplingFlow):
 
     def divide(self, rows: dict[str, Any], most: int) -> list[tuple[Flow, Any]]:
         return [*divide(self, rows, most)]
+
+    def rows_of_part(self, part: Flow, rows: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(part, AncestralFlow)
+        return rows_of_nodes(rows, [np.asarray(net.which.numbers) for net in part.groups])
 
     def joined(self, parts: Sequence[Flow]) -> Flow:
         return joined(parts)
