@@ -17,7 +17,7 @@ import cpejax as cpe
 from cpejax.flows.base import count_weights, trainable
 from cpejax.flows.diffusion import Diffusion
 from cpejax.flows.ode import log_density, transport
-from cpejax.flows.strata import Runs
+from cpejax.flows.strata import TimeStrata
 from cpejax.tasks import two_moons
 
 KEY = jax.random.key(0)
@@ -219,7 +219,7 @@ def test_the_reverse_diffusion_of_a_normal_law():
 
 def test_noise_of_the_diffusion():
     u = jnp.full((20_000, 1), 2.0)
-    clock, noisy, noise = DIFFUSION.noisy(u, Runs(len(u), len(u)), key=KEY)
+    clock, noisy, noise = DIFFUSION.noisy(u, TimeStrata(len(u), len(u)), key=KEY)
     angle = np.pi / 2 * clock[:, None]
     np.testing.assert_allclose(noisy, jnp.cos(angle) * u + jnp.sin(angle) * noise, atol=1e-5)
     velocity = jnp.cos(angle) * noise - jnp.sin(angle) * u
@@ -250,7 +250,7 @@ def test_the_straight_path_ends_where_it_should():
     flow = eqx.tree_at(lambda f: f.net, flow, Net())
     rows = {"u": jnp.full((4000, 2), 3.0), "x": jnp.zeros((4000, 1))}
     loss = flow.loss(rows, KEY)
-    t, u = Runs(4000).each(seen["t"])[:, None], seen["u"]
+    t, u = TimeStrata(4000).each(seen["t"])[:, None], seen["u"]
     noise = (u - 3.0 * t) / (1 - 0.9 * t)
     assert stats.kstest(np.asarray(noise).ravel(), "norm").pvalue > 1e-3
     np.testing.assert_allclose(loss, jnp.sum((3.0 - 0.9 * noise) ** 2, -1).mean(), rtol=1e-3)

@@ -31,7 +31,7 @@ from cpejax.flows.base import Flow, Method, check_options
 from cpejax.flows.conditioning import DataVector
 from cpejax.flows.diffusion import Diffusion, Equation, Predict, check_rates
 from cpejax.flows.ode import Solver, log_density, step_options
-from cpejax.flows.strata import Runs
+from cpejax.flows.strata import TimeStrata
 from cpejax.nn.attention import Transformer
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
@@ -183,7 +183,7 @@ class AIOFlow(Flow):
         chance = jnp.concatenate([jnp.ones(1), others]) / 2
         pattern = jax.random.choice(key_pattern, len(chance), (n,), p=chance)
         given = self.patterns.given[pattern]
-        time, noisy, noise = self.diffusion.noisy(rows, Runs(n, n), key=key_noise)
+        time, noisy, noise = self.diffusion.noisy(rows, TimeStrata(n, n), key=key_noise)
         tokens = self.net.tokens(jnp.where(given, rows, noisy), jnp.arange(t), given)
         none = tokens[:, :0]
         found = self.net(none, tokens, time, jnp.ones((1, 0, 0), bool), self.patterns.masks[pattern])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.flows.ode import Field, Solver, grid, solver_options, step_options, transport
-from cpejax.flows.strata import Runs
+from cpejax.flows.strata import TimeStrata
 
 Equation = Literal["ode", "sde"]
 Predict = Callable[[Array, Float[Array, "n d"]], Float[Array, "n d"]]
@@ -52,16 +52,16 @@ class Diffusion:
         return first + s * (last - first), last - first
 
     def noisy(
-        self, u: Float[Array, "n d"], runs: Runs, *, key: PRNGKeyArray
-    ) -> tuple[Float[Array, " runs"], Float[Array, "n d"], Float[Array, "n d"]]:
+        self, u: Float[Array, "n d"], strata: TimeStrata, *, key: PRNGKeyArray
+    ) -> tuple[Float[Array, " strata"], Float[Array, "n d"], Float[Array, "n d"]]:
         """For a batch: times as networks read them, uniform in t, of each run; noisy vectors; and their noise.
 
         Denoising score matching with the usual weight `sin² a` is the squared error of the noise.
         """
         key_t, key_noise = jax.random.split(key)
-        angle = self.angle(SHORTEST + (1 - SHORTEST) * runs.times(jax.random.uniform(key_t, (runs.number,))))
+        angle = self.angle(SHORTEST + (1 - SHORTEST) * strata.times(jax.random.uniform(key_t, (strata.number,))))
         noise = jax.random.normal(key_noise, u.shape)
-        cos, sin = (runs.each(f(angle))[:, None] for f in (jnp.cos, jnp.sin))
+        cos, sin = (strata.each(f(angle))[:, None] for f in (jnp.cos, jnp.sin))
         return self.clock(angle), cos * u + sin * noise, noise
 
     def noise_of(self, clock: Float[Array, "#n 1"], u: Float[Array, "n d"], velocity: Float[Array, "n d"]) -> Array:

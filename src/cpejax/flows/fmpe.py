@@ -21,7 +21,7 @@ from cpejax.coordinates.vector import Kind
 from cpejax.flows.base import Flow, Method, check_options
 from cpejax.flows.joint import JointFlow
 from cpejax.flows.ode import Field
-from cpejax.flows.strata import Runs
+from cpejax.flows.strata import TimeStrata
 from cpejax.nn.embeddings import Embedding
 
 
@@ -44,12 +44,12 @@ class FMPEFlow(JointFlow):
         The path is the optimal transport path of Lipman et al.; along it `(u₁ − (1−σ) u_t) / (1 − (1−σ) t)`, as it is
         usually written, is that difference (the paper prints θ for t in the denominator).
         """
-        u, runs = rows["u"], Runs(len(rows["u"]))
+        u, strata = rows["u"], TimeStrata(len(rows["u"]))
         key_t, key_noise = jax.random.split(key)
-        times = runs.times(jax.random.uniform(key_t, (runs.number,))) ** (1 / (1 + self.time_exponent))
+        times = strata.times(jax.random.uniform(key_t, (strata.number,))) ** (1 / (1 + self.time_exponent))
         noise = jax.random.normal(key_noise, u.shape)
-        t, rest = runs.each(times)[:, None], 1 - self.sigma
-        v = self.net(t * u + (1 - rest * t) * noise, self._condition(rows, runs, times))
+        t, rest = strata.each(times)[:, None], 1 - self.sigma
+        v = self.net(t * u + (1 - rest * t) * noise, self._condition(rows, strata, times))
         return jnp.sum((v - (u - rest * noise)) ** 2, axis=-1).mean()
 
     def field(self, data: Float[Array, "1 h"]) -> Field:

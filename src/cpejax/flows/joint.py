@@ -13,7 +13,7 @@ from cpejax.coordinates.base import with_data
 from cpejax.coordinates.prior import Values
 from cpejax.flows.conditioning import VectorFlow
 from cpejax.flows.ode import Field, Solver, log_density, solver_options, step_options, transport
-from cpejax.flows.strata import Runs
+from cpejax.flows.strata import TimeStrata
 from cpejax.nn.activations import silu
 from cpejax.nn.linear import on_rows, split_columns, weigh
 from cpejax.nn.time import TimeFeatures
@@ -81,9 +81,11 @@ class JointFlow(VectorFlow):
 
     # Training
 
-    def _condition(self, rows: dict[str, Any], runs: Runs, times: Float[Array, " runs"]) -> Float[Array, "n h"]:
+    def _condition(
+        self, rows: dict[str, Any], strata: TimeStrata, times: Float[Array, " strata"]
+    ) -> Float[Array, "n h"]:
         """What data and time add to the first joint layer, for a batch of simulations."""
-        return self.net.of_data(self.of_rows(rows)) + runs.each(self.net.of_time(times))
+        return self.net.of_data(self.of_rows(rows)) + strata.each(self.net.of_time(times))
 
     # Draws and densities
 

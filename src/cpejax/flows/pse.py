@@ -23,7 +23,7 @@ from cpejax.flows.base import Flow, Method, check_options
 from cpejax.flows.diffusion import Diffusion, Equation, Predict, check_rates
 from cpejax.flows.joint import JointFlow
 from cpejax.flows.ode import Field, Solver
-from cpejax.flows.strata import Runs
+from cpejax.flows.strata import TimeStrata
 from cpejax.nn.embeddings import Embedding
 
 
@@ -41,10 +41,10 @@ class PSEFlow(JointFlow):
 
     def loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
         """The squared error of the predicted noise."""
-        runs = Runs(len(rows["u"]))
-        times, u, noise = self.diffusion.noisy(rows["u"], runs, key=key)
-        velocity = self.net(u, self._condition(rows, runs, times))
-        found = self.diffusion.noise_of(runs.each(times)[:, None], u, velocity)
+        strata = TimeStrata(len(rows["u"]))
+        times, u, noise = self.diffusion.noisy(rows["u"], strata, key=key)
+        velocity = self.net(u, self._condition(rows, strata, times))
+        found = self.diffusion.noise_of(strata.each(times)[:, None], u, velocity)
         return jnp.sum((found - noise) ** 2, axis=-1).mean()
 
     def _predict(self, data: Float[Array, "1 h"]) -> Predict:

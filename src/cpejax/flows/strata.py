@@ -10,15 +10,15 @@ TIMES = 10
 """The maximum number of times in a batch."""
 
 
-class Runs:
+class TimeStrata:
     """`n` rows in no more than `most` runs of neighbours that have the same time, each from its own stratum of [0, 1].
 
     A network of time, with its sines and cosines, then has few rows to work on; and strata lower the variance of the
     loss. A stratum is as wide as its run is long (the last may be shorter), so every time counts the same.
 
-    >>> runs = Runs(100, most=4)
-    >>> t = runs.times(jax.random.uniform(jax.random.key(0), (runs.number,)))
-    >>> t.shape, runs.each(t).shape
+    >>> strata = TimeStrata(100, most=4)
+    >>> t = strata.times(jax.random.uniform(jax.random.key(0), (strata.number,)))
+    >>> t.shape, strata.each(t).shape
     ((4,), (100,))
     """
 
@@ -28,8 +28,8 @@ class Runs:
         self.number = -(-n // self.length)
         self.edges = np.minimum(np.arange(self.number + 1) * self.length, n) / n
 
-    def times(self, uniform: Float[Array, "*batch runs"]) -> Float[Array, "*batch runs"]:
-        """The times of the runs, from numbers in [0, 1]."""
+    def times(self, uniform: Float[Array, "*batch strata"]) -> Float[Array, "*batch strata"]:
+        """The times of the strata, from numbers in [0, 1]."""
         return jnp.asarray(self.edges[:-1]) + jnp.asarray(np.diff(self.edges)) * uniform
 
     def each(self, x: Array, axis: int = 0) -> Array:

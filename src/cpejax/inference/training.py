@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,50 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.flows.base import Flow, trainable
 from cpejax.inference.checkpoints import digest_tree, load_checkpoint, run_of_checkpoint, save_checkpoint
 from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.settings import DIVERGED, History, Training
+from cpejax.util.arrays import Packing, Structure, Weights, clip, copy, fast_key, scan_batches, separate
 from cpejax.util.cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
 from cpejax.util.keys import key_words
 
-LARGE = 8192
-"""Number of weights from which on an array is updated separately."""
-GATHERED = 10
-"""Maximum number of batches whose rows are put together at once; in a step, all that reads them would gather again."""
 LONG = 1000
 """Number of steps from which on a run is divided among the cores; for fewer, several programs compile for too long."""
-
-
-Weights = list[Float[Array, "..."]]
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How a flow's weights are held for training: large arrays separately, and all small ones as one vector.
-
-    A step is then few operations, and none copies many values.
-    """
-
-    structure: Any
-    large: tuple[bool, ...]
-    unravel: Callable[[Array], list[Array]]
-
-    @classmethod
-    def of(cls, tree: Any) -> tuple[Weights, Packing]:
-        """The weights of a tree, and how they are held."""
-        leaves, structure = jax.tree.flatten(tree)
-        large = tuple(x.size >= LARGE for x in leaves)
-        vector, unravel = ravel_pytree([x for x, alone in zip(leaves, large, strict=True) if not alone])
-        return [*(x for x, alone in zip(leaves, large, strict=True) if alone), vector], cls(structure, large, unravel)
-
-    def tree(self, weights: Weights) -> Any:
-        """The tree with these weights."""
-        alone, together = iter(weights[:-1]), iter(self.unravel(weights[-1]))
-        return jax.tree.unflatten(self.structure, [next(alone if large else together) for large in self.large])
 
 
 class State(NamedTuple):
@@ -71,7 +39,7 @@ class State(NamedTuple):
     step: Array
 
 
-class Part(NamedTuple):
+class TrainedPart(NamedTuple):
     """What a part of a flow is trained with, besides its rows: its structure, and its own randomness."""
 
     rest: Flow
@@ -126,7 +94,7 @@ def train(
     batches = n_training // batch
     epochs = settings.epochs(batches)
     optimiser = optax.chain(
-        optax.stateless(_clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
+        optax.stateless(clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
     most = cores() if batches * epochs >= LONG else 1
     begun: dict[str, Any] = {}
@@ -136,7 +104,7 @@ def train(
     # As the run began, on however many cores: other parts, or another way to compile, give other roundings.
     parts, states, training_rows = _divide(flow, shuffled, held_out, begun.get("parts", most), optimiser, key_parts)
     options: Options = begun.get("options", options_for_all_cores() if len(parts) == 1 else {})
-    best = [_copy(state.average) for state in states]
+    best = [copy(state.average) for state in states]
     history = History()
     epoch_number = 0
     run: dict[str, Any] = {}
@@ -156,7 +124,7 @@ def train(
             (states, best), history, epoch_number = found
 
     run_epoch = _epoch(optimiser, settings.average, batch, batches)
-    arrays, structures = zip(*map(_separate, parts), strict=True)
+    arrays, structures = zip(*map(separate, parts), strict=True)
     seed = key_words(key_epochs)
 
     def order_of(epoch: int) -> np.ndarray:
@@ -198,7 +166,7 @@ def train(
             history.validation.append(value)
             if value < history.best:
                 history.best_epoch = epoch_number
-                best = _copy([state.average for state in states])
+                best = copy([state.average for state in states])
             if history.best_epoch < 0:
                 raise FloatingPointError(
                     f"The validation loss of epoch {epoch_number + 1} is {value}. "
@@ -214,7 +182,7 @@ def train(
             history.seconds = time.monotonic() - began
             if history.cooling is None and epoch_number - 1 - history.best_epoch >= settings.patience:
                 history.cooling = epoch_number
-                states = [s._replace(weights=_copy(b), average=_copy(b)) for s, b in zip(states, best, strict=True)]
+                states = [s._replace(weights=copy(b), average=copy(b)) for s, b in zip(states, best, strict=True)]
             if history.cooling is not None and epoch_number - history.cooling >= settings.patience:
                 history.stopped = f"no better for {settings.patience} epochs"
             elif not math.isfinite(value):  # and so are the weights: no later epoch can be better
@@ -250,7 +218,7 @@ def _order(n: int, settings: Training, key: PRNGKeyArray) -> tuple[np.ndarray, i
 
 def _divide(
     flow: Flow, rows: Any, held_out: int, most: int, optimiser: optax.GradientTransformation, key: PRNGKeyArray
-) -> tuple[list[Part], list[State], list[Any]]:
+) -> tuple[list[TrainedPart], list[State], list[Any]]:
     """The parts that are trained in parallel, no more than `most`, where each starts, and its rows.
 
     Of the rows, as NumPy arrays, the first `held_out` are for validation.
@@ -269,31 +237,11 @@ def _divide(
         weights, packing = Packing.of(tree)
         training_rows, validation_rows = (jax.tree.map(lambda x, i=i: halves(x)[i], own) for i in range(2))
         keys = jax.random.split(jax.random.fold_in(key, number))
-        parts.append(Part(rest, packing, validation_rows, keys[0], keys[1]))
+        parts.append(TrainedPart(rest, packing, validation_rows, keys[0], keys[1]))
         rows_of_parts.append(training_rows)
         # Copies: the compiled epoch gives its arguments' memory to its results.
-        states.append(State(_copy(weights), _copy(weights), optimiser.init(weights), jnp.zeros((), jnp.int32)))
+        states.append(State(copy(weights), copy(weights), optimiser.init(weights), jnp.zeros((), jnp.int32)))
     return parts, states, rows_of_parts
-
-
-@dataclass(frozen=True)
-class Structure:
-    """All of a part but its arrays."""
-
-    tree: Any
-    leaves: tuple
-
-    def part(self, arrays: list[Array]) -> Part:
-        """The part with these arrays."""
-        each = iter(arrays)
-        return jax.tree.unflatten(self.tree, [next(each) if x is None else x for x in self.leaves])
-
-
-def _separate(part: Part) -> tuple[list[Array], Structure]:
-    """The arrays of a part, and the rest. Done once: `eqx.filter_jit` would take a millisecond for it in each epoch."""
-    leaves, tree = jax.tree.flatten(part)
-    arrays = jax.device_put([x for x in leaves if eqx.is_array(x)])
-    return arrays, Structure(tree, tuple(None if eqx.is_array(x) else x for x in leaves))
 
 
 def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: int, batches: int) -> Any:
@@ -311,7 +259,7 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
         rate: Array,
         state: State,
     ) -> tuple[State, Array, Array]:
-        part = structure.part(arrays)
+        part: TrainedPart = structure.with_arrays(arrays)
 
         def loss(weights: Weights, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
             return part.flow(weights).loss(rows, key)
@@ -326,37 +274,12 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
             average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
             return State(weights, average, optimiser_state, count + 1), value
 
-        def several(carry: State, x: tuple[Array, Array]) -> tuple[State, Array]:
-            which, keys = x
-            return jax.lax.scan(step, carry, (jax.tree.map(lambda r: r[which], training_rows), keys))
-
-        # A counter-based generator that is fast on a CPU inside the loop; the epoch's key seeds it.
-        keys = jax.random.split(_fast_key(jax.random.fold_in(part.key, epoch)), batches)
-        at_once = max(k for k in range(1, GATHERED + 1) if batches % k == 0)
-        in_turn = jax.tree.map(lambda x: x.reshape(-1, at_once, *x.shape[1:]), (order, keys))
-        losses: Array
-        state, losses = jax.lax.scan(several, state, in_turn)
+        keys = jax.random.split(fast_key(jax.random.fold_in(part.key, epoch)), batches)
+        state, losses = scan_batches(step, state, training_rows, order, keys)
         value = _validation_loss(part.flow(state.average), part.validation_rows, part.key_validation, batch)
         return state, losses.mean(), value
 
     return run_epoch
-
-
-def _clip(gradient: Weights, _: Any) -> Weights:
-    """The gradient, no longer than 10; by a factor, which unlike `optax.clip_by_global_norm` is no pass of its own."""
-    length = jnp.sqrt(jnp.stack([jnp.sum(x**2) for x in gradient]).sum())
-    return [x * jnp.minimum(1.0, 10.0 / jnp.maximum(length, 1e-9)) for x in gradient]
-
-
-@jax.jit  # one call, not one for each array
-def _copy(tree: Any) -> Any:
-    """A copy without weak types: the state of the first epoch must look like that of all others, to compile once."""
-    return jax.tree.map(lambda x: jnp.array(x, x.dtype, copy=True), tree)
-
-
-def _fast_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    words = jax.random.bits(key, (4,), jnp.uint32)
-    return jax.random.wrap_key_data(words, impl="rbg")
 
 
 def _validation_loss(flow: Flow, rows: Any, key: PRNGKeyArray, batch: int) -> Float[Array, ""]:

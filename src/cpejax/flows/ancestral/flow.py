@@ -42,15 +42,15 @@ from cpejax.coordinates.data import DataCoordinates
 from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Standardise
 from cpejax.flows.ancestral.covariates import regressed, regression, table_constants
-from cpejax.flows.ancestral.members import pick, site_rows
 from cpejax.flows.ancestral.networks import Context, Counts, GroupNet, log_densities, matching
 from cpejax.flows.ancestral.parallel import divide, joined, rows_of_nodes
 from cpejax.flows.ancestral.plan import Group, layout
 from cpejax.flows.ancestral.reading import Tables, regress
 from cpejax.flows.ancestral.sampling import SamplingFlow
+from cpejax.flows.ancestral.unrolled import pick, site_rows
 from cpejax.flows.base import Flow
 from cpejax.flows.ode import STEPS, step_options
-from cpejax.flows.strata import Runs
+from cpejax.flows.strata import TimeStrata
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.conditional import ConditionalProgram
 from cpejax.util.keys import key_words
@@ -164,17 +164,17 @@ class AncestralFlow(SamplingFlow):
         Of a large plate a random subset of `members` is trained on: the mean over them is unbiased.
         """
         found = list(self._in_training(rows, key))
-        runs = Runs(len(jax.tree.leaves(rows)[0]))
+        strata = TimeStrata(len(jax.tree.leaves(rows)[0]))
         # All that is random in one draw: keys of their own would take longer than the draws.
-        ends = np.cumsum([runs.number, *(z.size for _, z, *_ in found)])
+        ends = np.cumsum([strata.number, *(z.size for _, z, *_ in found)])
         normal = jax.random.normal(key, (int(ends[-1]),))
-        t = runs.times(ndtr(normal[: ends[0]]))
+        t = strata.times(ndtr(normal[: ends[0]]))
         total = jnp.zeros(())
         for i, (net, z, s, context, counts) in enumerate(found):
             log_q = context.mixture.log_density(z, s)
             w = jax.lax.stop_gradient(context.mixture.straighten(s))
             noise = normal[ends[i] : ends[i + 1]].reshape(w.shape)
-            flow = matching(net.field, context.hidden, w, noise, t, runs)
+            flow = matching(net.field, context.hidden, w, noise, t, strata)
             if counts is not None:
                 log_q, flow = counts.instead_of(log_q, context.mixture), jnp.where(counts.which, 0.0, flow)
             total += flow.sum() - log_q.mean(tuple(range(1, z.ndim))).sum()

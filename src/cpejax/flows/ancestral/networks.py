@@ -18,7 +18,7 @@ from cpejax.flows.ancestral.mixture import Mixture
 from cpejax.flows.ancestral.plan import Group
 from cpejax.flows.ancestral.stages import Stage
 from cpejax.flows.ode import Solver, euler, log_density_of_steps, rk45
-from cpejax.flows.strata import Runs
+from cpejax.flows.strata import TimeStrata
 from cpejax.nn.activations import softsign_linear
 from cpejax.nn.time import Fourier
 
@@ -252,8 +252,8 @@ def matching(
     hidden: Float[Array, "k #n *#plates h"],
     w: Float[Array, "k n *plates"],
     noise: Float[Array, "k n *plates"],
-    t: Float[Array, " runs"],
-    runs: Runs,
+    t: Float[Array, " strata"],
+    strata: TimeStrata,
 ) -> Float[Array, " k"]:
     """The weighted rectified loss of straightened coordinates `w` of each node, less that of the zero field."""
     k, n, *plates = w.shape
@@ -261,10 +261,10 @@ def matching(
     angle = jnp.pi / 2 * t
     columns = jnp.stack([jnp.sin(angle), jnp.cos(angle), jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))])
     # By a product, which is computed once: what is repeated otherwise is computed anew wherever it is read.
-    sin, cos, weight = (columns @ np.eye(len(t), dtype=np.float32)[:, np.arange(n) // runs.length]).reshape(
+    sin, cos, weight = (columns @ np.eye(len(t), dtype=np.float32)[:, np.arange(n) // strata.length]).reshape(
         3, 1, n, *rest
     )
-    time = runs.each(field.time(t), axis=1).reshape(k, n, *rest, -1)
+    time = strata.each(field.time(t), axis=1).reshape(k, n, *rest, -1)
     v = field(time, sin * w + cos * noise, hidden)
     u = cos * w - sin * noise
     error = jnp.pi / 2 * weight * ((u - v) ** 2 - u**2)

@@ -41,7 +41,7 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class LevelRun:
     """Consecutive levels that are computed by the same code: `sites[level][position]`, all of one group.
 
     - `nodes[level, k, position]`: the number in the group of the k-th coordinate of a site.
@@ -74,7 +74,7 @@ class Layout:
     features: dict[str, tuple[Table, slice]]  # where a site's features are
     chain: dict[str, slice]  # where a site with several coordinates has them, for those after in its chain: z, Φ(z)
     groups: tuple[Group, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[LevelRun, ...]
     constants: dict[Table, np.ndarray] = field(default_factory=dict)  # (1, *plates, width)
     products: dict[str, slice] = field(default_factory=dict)  # of a data site's features and constants: where they are
     regressions: dict[str, Regression] = field(default_factory=dict)  # of data sites on what tells members apart
@@ -220,7 +220,7 @@ def _run(
     widths: dict[Table, int],
     where: dict[str, tuple[Table, slice]],
     chain: dict[str, slice],
-) -> Run:
+) -> LevelRun:
     at = {node: i for i, node in enumerate(group.nodes)}
     table = Table("parameters", group.plates)
     waste = widths[table] - 1
@@ -231,7 +231,7 @@ def _run(
         z = [chain[name].start + k if there else waste for name, there in zip(level, real, strict=True)]
         return [z, [c + sizes[name] if there else waste for name, c, there in zip(level, z, real, strict=True)]]
 
-    return Run(
+    return LevelRun(
         group=number,
         sites=tuple(levels),
         table=table,

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.prior import Constrain, Shapes, Values
-from cpejax.flows.ancestral.members import pick, place, position
 from cpejax.flows.ancestral.mixture import quantile
 from cpejax.flows.ancestral.networks import GroupNet, lift, transport
-from cpejax.flows.ancestral.plan import Run
+from cpejax.flows.ancestral.plan import LevelRun
 from cpejax.flows.ancestral.reading import ReadingFlow, Tables
+from cpejax.flows.ancestral.unrolled import pick, place, position
 from cpejax.flows.ode import STEPS, Solver, solver_options
 from cpejax.program.graph import Graph
 from cpejax.program.sites import Site
@@ -71,7 +71,9 @@ class SamplingFlow(ReadingFlow):
             clipped += self._count_clipped(run, z_run, set(fixed))
         return {name: values[name] for name in graph.parameters if name not in fixed}, {"clipped": clipped}
 
-    def _level_drawer(self, run: Run, n: int, solver: Solver, steps: int | None) -> Callable[..., tuple[Tables, Array]]:
+    def _level_drawer(
+        self, run: LevelRun, n: int, solver: Solver, steps: int | None
+    ) -> Callable[..., tuple[Tables, Array]]:
         """A function that draws the coordinates of one level, one after the other along the sites' chains."""
         shape = (len(run.sites[0]), n, *self.plan.shape(run.table.plates))
         nodes_of = self.plan.groups[run.group].nodes
@@ -104,7 +106,7 @@ class SamplingFlow(ReadingFlow):
 
     def _draw_run(
         self,
-        run: Run,
+        run: LevelRun,
         draw: Callable[..., tuple[Tables, Array]],
         tables: Tables,
         values: Values,
@@ -175,7 +177,7 @@ class SamplingFlow(ReadingFlow):
         tables, drawn = carry
         return tables, values | {origin: getter(drawn)(origin) for origin in {sites[s].origin for s in where}}, z
 
-    def _count_clipped(self, run: Run, z: Array, fixed: set[str]) -> Array:
+    def _count_clipped(self, run: LevelRun, z: Array, fixed: set[str]) -> Array:
         """How many coordinates stand at the limit of what can be drawn."""
         sites = self.plan.graph.sites
 

@@ -6,8 +6,8 @@ in the posterior program's order, so the divergence is a sum of diagonal entries
 
 It is biased wherever parameters are correlated, whatever the mask: see `docs/triangular.md`. `cpe.CPE` is not.
 Departures from the paper: parameters and data are standardised, by linear maps; a batch has few times, each from its
-own part of [0, 1] (`Runs`); base draws in training are other simulations' parameters, which are draws from the prior
-(in prior coordinates they are drawn anew).
+own part of [0, 1] (`TimeStrata`); base draws in training are other simulations' parameters, which are draws from the
+prior (in prior coordinates they are drawn anew).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cpejax.flows.blocks.network import BlockMethod, BlockNet, ConditionedNet, C
 from cpejax.flows.blocks.storage import wire
 from cpejax.flows.conditioning import VectorFlow
 from cpejax.flows.ode import Solver, euler, heun_back, rk45, solver_options, step_options
-from cpejax.flows.strata import Runs
+from cpejax.flows.strata import TimeStrata
 from cpejax.nn.embeddings import Embedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
@@ -86,7 +86,7 @@ class TriangularFlow(VectorFlow):
         they are new.
         """
         u, n = rows["u"], len(rows["u"])
-        runs = Runs(n)
+        strata = TimeStrata(n)
         key_times, key_base = jax.random.split(key)
         if self.base.vector.kind == "prior":
             base = jax.random.normal(key_base, u.shape)
@@ -97,11 +97,11 @@ class TriangularFlow(VectorFlow):
                 "A batch of one simulation has no other to take a base draw from: give batch_size of at least 2, and "
                 "more simulations, or a larger share of them, for validation."
             )
-        times = runs.times(jax.random.uniform(key_times, (runs.number,)))
-        t = runs.each(times)[:, None]
+        times = strata.times(jax.random.uniform(key_times, (strata.number,)))
+        t = strata.each(times)[:, None]
         condition = self.part.condition
         conditions = self._conditions(
-            condition.of_data(self.of_rows(rows)), [runs.each(c) for c in condition.of_time(times)]
+            condition.of_data(self.of_rows(rows)), [strata.each(c) for c in condition.of_time(times)]
         )
         v = self.net(t * u + (1 - t) * base, conditions)
         return jnp.sum((u - base - v) ** 2, axis=-1).mean()
