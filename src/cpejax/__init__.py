@@ -13,6 +13,7 @@ from cpejax.flows.blocks.triangular import TriangularCPE
 from cpejax.flows.conditioning import VectorFlow
 from cpejax.flows.fmpe import FMPE
 from cpejax.flows.pse import PSE
+from cpejax.inference.emulator import Emulator, emulate
 from cpejax.inference.fit import fit
 from cpejax.inference.loading import load
 from cpejax.inference.posterior import Posterior
@@ -41,6 +42,7 @@ __all__ = [
     "ConvEmbedding",
     "Coordinates",
     "DiscreteCPE",
+    "Emulator",
     "Fixed",
     "Flow",
     "Graph",
@@ -59,6 +61,7 @@ __all__ = [
     "TriangularCPE",
     "VectorFlow",
     "check",
+    "emulate",
     "fit",
     "invert",
     "load",

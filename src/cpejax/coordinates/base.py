@@ -63,7 +63,8 @@ class Prior(Fixed):
         """Vectors of prior draws; of one observation, because a prior may depend on data."""
         if self.vector.kind == "prior":
             return jax.random.normal(key, (n, self.size))
-        values = jax.vmap(lambda k: prior_draw(self.vector.coordinates, data, key=k))(jax.random.split(key, n))
+        program, parameters = self.vector.coordinates.program, self.vector.graph.parameters
+        values = jax.vmap(lambda k: prior_draw(program, parameters, data, key=k))(jax.random.split(key, n))
         return self.to_vectors(with_data(values, data))
 
     def log_density(self, u: Float[Array, "n d"], data: Values) -> Float[Array, " n"]:

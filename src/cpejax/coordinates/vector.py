@@ -166,8 +166,8 @@ class Vector(Fixed):
         return self.coordinates.in_support(values)
 
 
-def prior_draw(coordinates: Coordinates, data: Values, *, key: PRNGKeyArray) -> Values:
-    """One joint draw of the parameters from the prior, `{site: shape}`. Callers `vmap` over keys.
+def prior_draw(program: Program, parameters: Collection[str], data: Values, *, key: PRNGKeyArray) -> Values:
+    """One joint draw of a program's parameters from the prior, `{site: shape}`. Callers `vmap` over keys.
 
     The program is run with its data in place, so no simulator is called; a parameter whose prior depends on data gets
     its prior for these data.
@@ -175,10 +175,10 @@ def prior_draw(coordinates: Coordinates, data: Values, *, key: PRNGKeyArray) -> 
     out: Values = {}
 
     def visit(name: str, msg: dict) -> None:
-        if name in coordinates.graph.parameters:
+        if name in parameters:
             out[name] = jnp.asarray(msg["value"], float)
 
-    run(coordinates.program, data, visit, key)
+    run(program, data, visit, key)
     return out
 
 

@@ -17,17 +17,15 @@ from cpejax.coordinates.prior import Values
 from cpejax.flows.ancestral.method import CPE
 from cpejax.flows.base import Flow, Method
 from cpejax.inference.interrupt import Interrupt
-from cpejax.inference.loading import say_doubtful
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.progress import Bar
 from cpejax.inference.sampling import MOST_NUMBERS
 from cpejax.inference.settings import DIVERGED, Training
 from cpejax.inference.training import split, train
-from cpejax.inference.values import centre, centred, numbers, plates
-from cpejax.program.graph import Graph
-from cpejax.program.model import Model, as_model
-from cpejax.program.probe import Probe, Prober
-from cpejax.program.simulations import Simulations, finite, offsets, say_without_digits, words
+from cpejax.inference.values import centre, centred
+from cpejax.program.model import Model
+from cpejax.program.probe import Prober
+from cpejax.program.simulations import Simulations, offsets
 from cpejax.program.simulator import Program
 from cpejax.util.keys import check_key
 
@@ -73,10 +71,10 @@ def fit(
         raise TypeError(f"training must be cpe.Training(...), found {training!r:.60}.")
     settings = (training or Training()).completed({**Method.training, **method.training})
     key = check_key(key)
-    model = _model_of(model, simulations)
+    model = model_of(model, simulations)
     bound, graph = model.bound, model.graph
-    rows = _check_simulations(simulations, graph)
-    probe = _check_probe(rows, Prober(bound, graph))
+    rows = check_simulations(simulations, graph)
+    probe = check_probe(rows, Prober(bound, graph))
     offset = offsets(rows, graph)
     rows = Simulations({name: centre(x, offset.get(name)) for name, x in rows.items()}, graph, rows.dropped)
     key_flow, key_train = jax.random.split(key)
@@ -84,7 +82,7 @@ def fit(
     with Interrupt() as interrupt:
         flow = method.build(centred(bound, offset), graph, rows, key=key_flow)
         interrupt.check()
-        prepared = _prepare(flow, rows)
+        prepared = prepare(flow, rows)
         interrupt.check()
         with bar:
             flow, history = train(
@@ -108,15 +106,6 @@ def fit(
             "the parameters, or more simulations or another method (embed=) are needed."
         )
     return Posterior(flow, model, method, settings, history, rows.n, offset, probe)
-
-
-def _model_of(model: Model | Program, simulations: Mapping[str, Any]) -> Model:
-    """The model of simulations where its program is the same, so that it is not traced again."""
-    if not isinstance(simulations, Simulations):
-        return as_model(model)
-    made = simulations.model
-    same = made is not None and (made is model or made.bound is model)
-    return made if made is not None and same else as_model(model, simulations.observed)
 
 
 def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.ndarray) -> dict[str, float | int]:
@@ -162,80 +151,3 @@ def _score(flow: Flow, values: Values, parameters: frozenset[str]) -> tuple[Floa
         return log_q, flow.coordinates.log_prior(values)
 
     return jax.lax.map(one, values, batch_size=batch)
-
-
-@eqx.filter_jit
-def _prepare_chunk(flow: Any, values: Values) -> tuple[Any, Array]:
-    return flow.prepare(values), jax.vmap(flow.coordinates.in_support)(values)
-
-
-def _prepare(flow: Any, rows: Simulations, chunk: int = 10_000) -> Any:
-    """What training reads of the simulations, in chunks that bound memory."""
-    pieces = -(-rows.n // chunk)
-    size = -(-rows.n // pieces)
-    parts, inside = [], []
-    for start in range(0, rows.n, size):
-        which = np.arange(start, start + size) % rows.n  # one shape, one compilation
-        part, good = _prepare_chunk(flow, {name: jnp.asarray(x[which], float) for name, x in rows.items()})
-        keep = min(size, rows.n - start)
-        parts.append(jax.tree.map(lambda x, keep=keep: x[:keep], part))
-        inside.append(np.asarray(good)[:keep])
-    outside = np.flatnonzero(~np.concatenate(inside))
-    if len(outside) > 0.01 * rows.n:  # a few stand on the edge of a support, and by rounding outside
-        row = int(outside[0])
-        sites = flow.coordinates.outside({name: jnp.asarray(x[row], float) for name, x in rows.items()})
-        raise ValueError(
-            f"{len(outside)} of {rows.n} simulations have parameters outside the prior's support, the first "
-            f"in row {row}: {', '.join(f'{n} = {words(rows[n][row])}' for n in sites)}. They may be of another program."
-        )
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-
-
-def _check_probe(rows: Simulations, prober: Prober) -> Probe:
-    """What the program gives at the simulations; those of another program are an error."""
-    if rows.probe is None:
-        return prober(rows)
-    certain, doubtful = prober.differences(rows.probe)
-    if certain:
-        raise ValueError(
-            f"The simulations are of another program: {'; '.join(certain)}. Give fit the program, and its arguments, "
-            "that simulated them, or simulate again."
-        )
-    say_doubtful("the simulations were made", doubtful)
-    return rows.probe
-
-
-def _check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulations:
-    if not isinstance(simulations, Mapping):
-        raise TypeError(
-            f"simulations must be a dict of arrays, as cpe.simulate returns; found {type(simulations).__name__}."
-        )
-    missing = [name for name in graph.sites if name not in simulations]
-    extra = [name for name in simulations if name not in graph.sites and name not in graph.deterministics]
-    if missing or extra:
-        raise ValueError(
-            f"The simulations {f'have no site {missing}' if missing else f'have the sites {extra}'}, but the program "
-            f"{f'has {list(graph.sites)}' if missing else 'has not'}. They may be of another program."
-        )
-    values = {name: numbers(simulations[name], f"simulations['{name}']") for name in graph.sites}
-    n = len(next(iter(values.values()))) if next(iter(values.values())).ndim else 0
-    for name, x in values.items():
-        site = graph.sites[name]
-        if x.shape[1:] != site.shape or x.ndim != len(site.shape) + 1 or len(x) != n:
-            raise ValueError(
-                f"simulations['{name}'] has shape {x.shape}, but {n} simulations of site '{name}' have shape "
-                f"{(n, *site.shape)}{plates(site, graph)}."
-            )
-    if isinstance(simulations, Simulations) and simulations.graph.fingerprint != graph.fingerprint:
-        differ = "; ".join(graph.differences(simulations.graph.to_dict()))
-        raise ValueError(f"The simulations are of another program: {differ}.")
-    if n < 20:
-        raise ValueError(
-            f"There are {n} simulations; at least 20 are needed to train and validate, thousands to be accurate."
-        )
-    out = finite(graph.without_masked(values), graph)
-    if isinstance(simulations, Simulations):
-        out.probe = simulations.probe
-    else:
-        say_without_digits(out, graph)
-    return out

@@ -14,10 +14,10 @@ from cpejax.util.messages import say
 class Bar:
     """Epoch, losses, best and time left; silent where there is no terminal."""
 
-    def __init__(self, shown: bool | None):
+    def __init__(self, shown: bool | None, what: str = "training"):
         self.console = console = Console(stderr=True)
         columns = (
-            TextColumn("training"),
+            TextColumn(what),
             BarColumn(),
             TextColumn("epoch {task.completed}/{task.total}  {task.description}"),
             TimeElapsedColumn(),
