@@ -30,6 +30,7 @@ from cpejax.program.sites import Site
 if TYPE_CHECKING:
     from cpejax import metrics, plot, tasks
     from cpejax.diagnostics.check import Check, check
+    from cpejax.inference.compare import Comparison, compare
     from cpejax.runs.report import report
     from cpejax.tasks._reference import reference
 
@@ -39,6 +40,7 @@ __all__ = [
     "FMPE",
     "PSE",
     "Check",
+    "Comparison",
     "ConvEmbedding",
     "Coordinates",
     "DiscreteCPE",
@@ -61,6 +63,7 @@ __all__ = [
     "TriangularCPE",
     "VectorFlow",
     "check",
+    "compare",
     "emulate",
     "fit",
     "invert",
@@ -75,7 +78,9 @@ __all__ = [
 
 _LATER = {
     "Check": "cpejax.diagnostics.check",
+    "Comparison": "cpejax.inference.compare",
     "check": "cpejax.diagnostics.check",
+    "compare": "cpejax.inference.compare",
     "metrics": "cpejax",
     "plot": "cpejax",
     "reference": "cpejax.tasks._reference",

@@ -179,8 +179,8 @@ def emulate(
     offset = offsets(rows, model.graph)
     rows = Simulations({n: centre(x, offset.get(n)) for n, x in rows.items()}, model.graph, rows.dropped)
     key_flow, key_train = jax.random.split(key)
-    settings = (training or Training()).completed(method.training)
-    return learn_forward(model, rows, offset, probe, method, settings, key_flow, key_train, checkpoint, progress)
+    settings, bar = (training or Training()).completed(method.training), Bar(progress)
+    return learn_forward(model, rows, offset, probe, method, settings, key_flow, key_train, checkpoint, bar)
 
 
 def learn_forward(
@@ -192,12 +192,11 @@ def learn_forward(
     settings: Training,
     key_flow: PRNGKeyArray,
     key_train: PRNGKeyArray,
-    checkpoint: str | Path | None = None,
-    progress: bool | None = None,
+    checkpoint: str | Path | None,
+    bar: Bar,
     interrupt: Interrupt | None = None,
 ) -> Emulator:
     """The emulator of simulations that are checked and centred. `key_train` chooses those that are held out."""
-    bar = Bar(progress, "learning the simulator")
     with interrupt or Interrupt() as interrupt:
         flow = build_forward(method, centred(model.bound, offset), model.graph, rows, key=key_flow)
         interrupt.check()

@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from cpejax.coordinates.prior import Values
 from cpejax.flows.ancestral.method import CPE
 from cpejax.flows.base import Flow, Method
+from cpejax.inference.emulator import Emulator, learn_forward, why_not
+from cpejax.inference.fresh import EmulatedRows, SimulatedRows
 from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.progress import Bar
-from cpejax.inference.sampling import MOST_NUMBERS
-from cpejax.inference.settings import DIVERGED, Training
-from cpejax.inference.training import split, train
+from cpejax.inference.refine import score_held_out as refined_score
+from cpejax.inference.rows import check_probe, check_simulations, model_of, prepare
+from cpejax.inference.scores import gain, score_held_out
+from cpejax.inference.settings import DIVERGED, History, Training
+from cpejax.inference.training import LONG, Fresh, split, train
 from cpejax.inference.values import centre, centred
-from cpejax.program.model import Model
-from cpejax.program.probe import Prober
+from cpejax.program.model import Model, as_model
+from cpejax.program.probe import Probe, Prober
+from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations, offsets
 from cpejax.program.simulator import Program
 from cpejax.util.keys import check_key
 
-SCORED = 200
-"""Held-out simulations by which a fit is scored."""
+REFINED = 200
+"""Held-out simulations by which it is told whether the learned likelihood makes draws better."""
+FIRST = 10_000
+"""Simulations by which values are standardised and epochs are compared, where all others are fresh."""
 
 
 def fit(
     model: Model | Program,
-    simulations: Mapping[str, Any],
+    simulations: Mapping[str, Any] | None = None,
     *,
     key: PRNGKeyArray,
     method: Method | None = None,
     training: Training | None = None,
+    emulate: bool | None = None,
+    fresh: bool | None = None,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> Posterior:
@@ -48,10 +54,17 @@ def fit(
     **Arguments:**
 
     - `model`: a `cpe.Model`, or a NumPyro program without arguments.
-    - `simulations`: from `cpe.simulate`, or any `{site: (n, *shape)}` with every site of the program.
+    - `simulations`: from `cpe.simulate`, or any `{site: (n, *shape)}` with every site of the program. Without any,
+        they are simulated, and `fresh` is meant.
     - `key`: a JAX key: the same key, versions and machine give the same posterior.
     - `method`: `cpe.CPE()` by default.
     - `training`: `cpe.Training()` by default.
+    - `emulate`: learn the simulator too (`cpe.emulate`), and train on simulations of that emulator as well where this
+        makes the held-out simulations' parameters more probable. By default where it can be done: for `cpe.CPE` without
+        embeddings, data of up to 32 scalars a member, and training of at least 1,000 steps. `posterior.emulator` is
+        the emulator, and `posterior.history.emulation` says what it did.
+    - `fresh`: train on new simulations in every epoch, for programs that JAX can run; `simulations` only standardise
+        and validate. By default where there are none.
     - `checkpoint`: a folder; a run that was killed resumes from there, to the same result.
     - `progress`: a progress bar; by default where there is a terminal.
 
@@ -71,83 +84,124 @@ def fit(
         raise TypeError(f"training must be cpe.Training(...), found {training!r:.60}.")
     settings = (training or Training()).completed({**Method.training, **method.training})
     key = check_key(key)
+    if simulations is None:
+        if fresh is False:
+            raise ValueError("There are no simulations and fresh=False: give cpe.simulate(model, n, key=...) as well.")
+        SimulatedRows.check(as_model(model))
+        fresh, key_first = True, jax.random.fold_in(key, 2)
+        simulations = simulate(model, FIRST, key=key_first)
     model = model_of(model, simulations)
-    bound, graph = model.bound, model.graph
-    rows = check_simulations(simulations, graph)
-    probe = check_probe(rows, Prober(bound, graph))
-    offset = offsets(rows, graph)
-    rows = Simulations({name: centre(x, offset.get(name)) for name, x in rows.items()}, graph, rows.dropped)
-    key_flow, key_train = jax.random.split(key)
+    if fresh:
+        SimulatedRows.check(model)
+    rows = check_simulations(simulations, model.graph)
+    probe = check_probe(rows, Prober(model.bound, model.graph))
+    offset = offsets(rows, model.graph)
+    rows = Simulations({name: centre(x, offset.get(name)) for name, x in rows.items()}, model.graph, rows.dropped)
     bar = Bar(progress)
+    folder = None if checkpoint is None else Path(checkpoint)
     with Interrupt() as interrupt:
-        flow = method.build(centred(bound, offset), graph, rows, key=key_flow)
-        interrupt.check()
-        prepared = prepare(flow, rows)
-        interrupt.check()
-        with bar:
-            flow, history = train(
-                flow,
-                prepared,
-                settings,
-                key=key_train,
-                checkpoint=None if checkpoint is None else Path(checkpoint),
-                fingerprint=graph.fingerprint,
-                progress=bar.update,
-                interrupt=interrupt,
-            )
+        this = _Fit(model, rows, offset, probe, method, settings, key, folder, bar, interrupt)
+        if fresh:
+            source = SimulatedRows(this.flow, this.rows.n, key=jax.random.fold_in(key, 3))
+            flow, history = this.train(source)
+            if source.note:
+                bar.say(source.note)
+            emulator = None
+        else:
+            flow, history = this.train()
+            flow, history, emulator = this.emulate(flow, history, emulate)
     if history.stopped.startswith("interrupted"):
         bar.say(f"Training was {history.stopped}; the best so far is returned.")
     if history.stopped.startswith(DIVERGED):
         bar.say(f"Warning: {history.stopped}. The weights of epoch {history.best_epoch + 1} are kept.")
-    history.held_out = _held_out(flow, rows, *split(rows.n, settings, key_train))
+    history.held_out = score_held_out(flow, rows, *this.split)
+    if emulator is not None:
+        some = {name: x[this.split[0][:REFINED]] for name, x in rows.items()}
+        history.refinement = refined_score(
+            flow, emulator.likelihood, some, model.graph.parameters, key=jax.random.fold_in(key, 5)
+        )
     if not history.informed:
         bar.say(
             f"Warning: the posterior is no better than the prior. {history.score} Either the data say nothing about "
             "the parameters, or more simulations or another method (embed=) are needed."
         )
-    return Posterior(flow, model, method, settings, history, rows.n, offset, probe)
+    n = rows.n + (source.made if fresh else 0)
+    return Posterior(flow, model, method, settings, history, n, offset, probe, emulator)
 
 
-def _held_out(flow: Flow, rows: Simulations, held_out: np.ndarray, trained: np.ndarray) -> dict[str, float | int]:
-    """What `History.held_out` has; an error where the density cannot be one.
+@dataclass
+class _Fit:
+    """What the networks of one fit are trained with."""
 
-    Of a density `q` the mean of `q(θ' | x) / π(θ')` is 1 for `θ'` from the prior and `x` from elsewhere. The held-out
-    simulations' parameters, each with the data of the next, are such pairs. By Markov's inequality a mean above 10⁶ has
-    a probability of no more than 10⁻⁶, where `q` is a density.
-    """
-    held_out, trained = held_out[:SCORED], trained[: min(SCORED, len(held_out))]
-    shifted = np.roll(held_out, 1)
-    gains, log_priors = [], []
-    for parameters, data in ((held_out, held_out), (trained, trained), (shifted, held_out)):
-        values = {n: jnp.asarray(x[parameters if n in rows.graph.parameters else data], float) for n, x in rows.items()}
-        log_q, log_prior = map(np.asarray, _score(flow, values, frozenset(rows.graph.parameters)))
-        gains.append(np.asarray(log_q - log_prior, float))
-        log_priors.append(float(log_prior.mean()))
-    total = float(np.logaddexp.reduce(gains[2][np.isfinite(gains[2])]) - math.log(len(held_out)))
-    if total > math.log(1e6):
-        raise FloatingPointError(
-            f"The density that was learned cannot be right: it integrates to about e^{total:.0f}. Look for extreme "
-            "values in the simulations, or lower learning_rate."
+    model: Model
+    rows: Simulations
+    offset: Mapping[str, np.ndarray]
+    probe: Probe
+    method: Method
+    settings: Training
+    key: PRNGKeyArray
+    checkpoint: Path | None
+    bar: Bar
+    interrupt: Interrupt
+
+    def __post_init__(self) -> None:
+        key_flow, self.key_train = jax.random.split(self.key)
+        program = centred(self.model.bound, self.offset)
+        self.flow = self.method.build(program, self.model.graph, self.rows, key=key_flow)
+        self.interrupt.check()
+        self.prepared = prepare(self.flow, self.rows)
+        self.interrupt.check()
+        self.split = split(self.rows.n, self.settings, self.key_train)
+
+    def train(self, fresh: Fresh | None = None, name: str = "") -> tuple[Flow, History]:
+        """The trained flow; `name`: of the folder of its checkpoint."""
+        with self.bar:
+            return train(
+                self.flow,
+                self.prepared,
+                self.settings,
+                key=self.key_train,
+                fresh=fresh,
+                checkpoint=None if self.checkpoint is None else self.checkpoint / name,
+                fingerprint=self.model.graph.fingerprint,
+                progress=self.bar.update,
+                interrupt=self.interrupt,
+            )
+
+    def emulate(self, flow: Flow, history: History, wanted: bool | None) -> tuple[Flow, History, Emulator | None]:
+        """The better of a flow and one that is trained on emulated simulations as well, and the emulator."""
+        reason = why_not(self.model, self.method)
+        if wanted and reason:
+            raise ValueError(f"emulate=True, but {reason}.")
+        short = len(history.train) * (len(self.split[1]) // self.settings.batch_size) < LONG
+        if wanted is False or reason or (short and not wanted) or history.stopped.startswith(("interrupted", DIVERGED)):
+            return flow, history, None
+        assert isinstance(self.method, CPE)
+        self.bar.begin("learning the simulator")
+        emulator = learn_forward(
+            self.model,
+            self.rows,
+            self.offset,
+            self.probe,
+            self.method,
+            self.settings,
+            jax.random.fold_in(self.key, 1),
+            self.key_train,
+            None if self.checkpoint is None else self.checkpoint / "emulator",
+            self.bar,
+            self.interrupt,
         )
-    return {
-        "n": len(held_out),
-        "log_prob": float(gains[0].mean()) + log_priors[0],
-        "prior": log_priors[0],
-        "error": float(gains[0].std() / math.sqrt(len(held_out))),
-        "training": float(gains[1].mean()),
-    }
-
-
-@eqx.filter_jit
-def _score(flow: Flow, values: Values, parameters: frozenset[str]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-    """The log-density of each simulation's parameters given its data, and under their prior."""
-    n = len(next(iter(values.values())))
-    batch = max(1, min(n, MOST_NUMBERS // (2 * flow.numbers_per_draw())))
-
-    def one(values: Values) -> tuple[Array, Array]:
-        drawn = {name: x[None] for name, x in values.items() if name in parameters}
-        data = {name: x for name, x in values.items() if name not in parameters}
-        log_q = flow.log_probs(drawn, data, **flow.density_options()).mean()
-        return log_q, flow.coordinates.log_prior(values)
-
-    return jax.lax.map(one, values, batch_size=batch)
+        if emulator.history.stopped.startswith(("interrupted", DIVERGED)):
+            self.bar.say(f"The emulator's training was {emulator.history.stopped}; it is not used.")
+            return flow, history, None
+        self.bar.begin("training on emulated simulations")
+        real = jax.tree.map(lambda x: np.asarray(x)[self.split[1]], self.prepared)
+        source = EmulatedRows(self.flow, emulator.flow, real, len(self.split[1]), key=jax.random.fold_in(self.key, 4))
+        other, other_history = self.train(source, "augmented")
+        found = gain(flow, other, self.rows, self.split[0])
+        better = found["with"] > found["without"]
+        if better:
+            flow, other_history.seconds = other, other_history.seconds + history.seconds
+            history = other_history
+        history.emulation = {**found, "simulations": len(self.split[1]), "emulated": source.made, "used": better}
+        return flow, history, emulator

@@ -37,47 +37,42 @@ def compiled_moves() -> Callable:
     return eqx.filter_jit(_moves, compiler_options=known(WIDE))  # type: ignore[call-overload]
 
 
+State = tuple[Float[Array, "n d"], Float[Array, " n"], Float[Array, " n"]]
+"""Draws, their log-densities under the prior, and their log-likelihoods."""
+
+
 def _moves(
-    target: Target, z: Float[Array, "n d"], power: Float[Array, ""], key: PRNGKeyArray, chunk: int
-) -> tuple[Float[Array, "n d"], Float[Array, " n"], Float[Array, " n"], Float[Array, ""]]:
+    target: Target, state: State, power: Float[Array, ""], key: PRNGKeyArray, chunk: int
+) -> tuple[State, Float[Array, ""]]:
     """`SWEEPS` moves of each of an even number of draws, which leave prior × likelihood^power unchanged.
 
-    **Returns:** the draws, their log-densities under the prior, their log-likelihoods, and the share of moves that was
-    accepted. `chunk`: of how many draws densities are evaluated at once.
+    **Returns:** the draws after them, and the share of moves that was accepted. `chunk`: of how many draws densities
+    are evaluated at once.
     """
-    n, d = z.shape
+    n, d = state[0].shape
     half = n // 2
-
-    def densities(z: Float[Array, "m d"]) -> tuple[Array, Array]:
-        return in_chunks(target, z, chunk)
 
     def log_target(prior: Array, likelihood: Array) -> Array:
         found = prior + power * likelihood
         return jnp.where(jnp.isnan(found), -jnp.inf, found)
 
-    def move(state: tuple[Array, Array, Array], other: Array, key: PRNGKeyArray) -> tuple[tuple, Array]:
-        z, prior, likelihood = state
+    def move(halves: tuple[State, State], key: PRNGKeyArray) -> tuple[tuple[State, State], Array]:
+        """Move the first half by differences of the second; then it is the second's turn."""
+        moving, other = halves
         keys = jax.random.split(key, 5)
         first = jax.random.randint(keys[0], (half,), 0, half)
         second = (first + jax.random.randint(keys[1], (half,), 1, half)) % half
-        steps = factors(keys[2], half, d)[:, None] * (other[first] - other[second])
-        new = z + steps + NOISE * other.std(0) * jax.random.normal(keys[3], z.shape)
-        proposed = (new, *densities(new))
-        gain = log_target(*proposed[1:]) - log_target(prior, likelihood)
+        steps = factors(keys[2], half, d)[:, None] * (other[0][first] - other[0][second])
+        new = moving[0] + steps + NOISE * other[0].std(0) * jax.random.normal(keys[3], (half, d))
+        proposed = (new, *in_chunks(target, new, chunk))
+        gain = log_target(*proposed[1:]) - log_target(*moving[1:])
         accept = jnp.log(jax.random.uniform(keys[4], (half,))) < gain
-        kept = jax.tree.map(lambda a, b: jnp.where(accept.reshape(-1, *[1] * (a.ndim - 1)), a, b), proposed, state)
-        return kept, accept.mean()
+        moved = jax.tree.map(lambda a, b: jnp.where(accept.reshape(-1, *[1] * (a.ndim - 1)), a, b), proposed, moving)
+        return (other, moved), accept.mean()
 
-    def sweep(halves: tuple[tuple, tuple], key: PRNGKeyArray) -> tuple[tuple[tuple, tuple], Array]:
-        keys = jax.random.split(key)
-        a, rate_a = move(halves[0], halves[1][0], keys[0])
-        b, rate_b = move(halves[1], a[0], keys[1])
-        return (a, b), (rate_a + rate_b) / 2
-
-    start = tuple((part, *densities(part)) for part in (z[:half], z[half:]))
-    (a, b), rates = jax.lax.scan(sweep, start, jax.random.split(key, SWEEPS))
-    z, prior, likelihood = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), a, b)
-    return z, prior, likelihood, rates.mean()
+    start = jax.tree.map(lambda x: x[:half], state), jax.tree.map(lambda x: x[half:], state)
+    (a, b), rates = jax.lax.scan(move, start, jax.random.split(key, 2 * SWEEPS))
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), a, b), rates.mean()
 
 
 def factors(key: PRNGKeyArray, n: int, d: int) -> Float[Array, " n"]:

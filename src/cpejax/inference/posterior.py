@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -19,22 +20,29 @@ from jaxtyping import Float, PRNGKeyArray
 from cpejax.coordinates.vector import Vector
 from cpejax.flows.base import count_weights
 from cpejax.inference.density import check_density, evaluate, evaluate_on_cores
+from cpejax.inference.emulator import Emulator
 from cpejax.inference.fitted import Fitted
 from cpejax.inference.given import check_acceptance, check_draws, check_finite, check_given
+from cpejax.inference.likelihood import Likelihood, ProgramLikelihood
 from cpejax.inference.mode import climb
+from cpejax.inference.refine import combined, helps, refine_each
 from cpejax.inference.sampling import MOST_NUMBERS, check_options, draw_on_cores
 from cpejax.inference.saving import save
 from cpejax.inference.trees import to_tree
+from cpejax.program.density import missing_density
 from cpejax.program.simulations import check_count
 from cpejax.util.keys import check_key, key_words
 from cpejax.util.messages import say
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Posterior(Fitted):
     """A trained posterior of a program, for any observation.
 
-    Its fields are those of `Fitted`.
+    Its fields are those of `Fitted`, and `emulator`: the forward program, where `cpe.fit` has learned it as well.
     """
+
+    emulator: Emulator | None = None
 
     def __repr__(self) -> str:
         return (
@@ -47,7 +55,66 @@ class Posterior(Fitted):
         """How many weights are trained."""
         return count_weights(self.flow)
 
-    def sample(self, n: int, given: Mapping[str, Any], *, key: PRNGKeyArray, **options: Any) -> xr.DataTree:
+    @cached_property
+    def _missing_density(self) -> str:
+        """Why the data have no density by the program itself; empty where they have one."""
+        if self.offset:
+            return f"float32 does not hold the digits of site '{next(iter(self.offset))}'"
+        return missing_density(self.flow.coordinates.program, self.graph)
+
+    def likelihood(self, which: str = "program") -> Likelihood:
+        """The log-likelihood of the parameters: `"program"`, the program's own density, or `"learned"`.
+
+        >>> posterior.likelihood("program").words
+        "the program's own density"
+        """
+        if which == "program":
+            if self._missing_density:
+                raise ValueError(
+                    f"The program has no density of its data: {self._missing_density}. refine='learned' takes a "
+                    "likelihood that is learned from simulations."
+                )
+            return ProgramLikelihood(self.flow.coordinates.program, self.graph)
+        if which == "learned":
+            if self.emulator is None:
+                raise ValueError(
+                    "This posterior has no learned likelihood: it was fitted without an emulator. Fit with emulate=True."
+                )
+            return self.emulator.likelihood
+        raise ValueError(f"likelihood must be 'program' or 'learned', found {which!r}.")
+
+    def likelihood_for(self, refine: bool | str) -> tuple[Likelihood | None, str]:
+        """The likelihood that draws are refined by, as `sample` is asked; if there is none, why."""
+        if not isinstance(refine, bool | str) or refine not in (False, True, "program", "learned", "auto"):
+            raise ValueError(f"refine must be False, True, 'program', 'learned' or 'auto', found {refine!r}.")
+        if refine is False:
+            return None, ""
+        if refine in ("program", "learned"):
+            return self.likelihood(str(refine)), ""
+        if not self._missing_density:
+            return self.likelihood("program"), ""
+        learned = self.emulator is not None
+        none = f"the program has no density of its data ({self._missing_density}), and no likelihood was learned"
+        if refine is True:
+            if not learned:
+                raise ValueError(f"Draws cannot be refined: {none}.")
+            return self.likelihood("learned"), ""
+        if not learned:
+            return None, none
+        score = self.history.refinement
+        if not score:
+            return None, "no held-out simulations say whether the learned likelihood makes draws better"
+        if not helps(score):
+            return None, (
+                f"on {score['n']} held-out simulations the learned likelihood does not raise the log-density of the "
+                f"true parameters: {score['plain']:.3f} without it, {score['refined']:.3f} with it, the difference "
+                f"± {score['error']:.3f}"
+            )
+        return self.likelihood("learned"), ""
+
+    def sample(
+        self, n: int, given: Mapping[str, Any], *, key: PRNGKeyArray, refine: bool | str = False, **options: Any
+    ) -> xr.DataTree:
         """Draw from the posterior.
 
         **Arguments:**
@@ -57,6 +124,12 @@ class Posterior(Fitted):
             `cpe.AIO` any sites, parameters among them: the others are drawn. With `cpe.CPE` parameters too that
             are drawn before all others, as `cpe.CPE(first=[...])` makes them: the others are drawn given these.
         - `key`: a JAX key.
+        - `refine`: whether draws are moved to prior × likelihood, for each observation anew (docs/refinement.md). With
+            `True` by the program's own density where all data sites have one, else by a learned one; `"program"` and
+            `"learned"` say which. `"auto"`: by the program's where there is one, by a learned one if it made draws
+            better on held-out simulations, and otherwise not at all, and says why. Attributes of the draws are then
+            `refined`, `effective_sample_size`, `pareto_k`, `log_evidence`, `log_evidence_error` and others; those of
+            many observations are lists.
         - `**options`: those that the method's draws have. For all of the library but `cpe.DiscreteCPE`, `solver`:
             `"euler"`, the default of `cpe.CPE` and `cpe.TriangularCPE`, or `"rk45"`, Dormand-Prince 5(4) with SciPy's
             default tolerances, that of the others; and `steps`, of Euler's method, 20 by default.
@@ -73,11 +146,21 @@ class Posterior(Fitted):
         check_count(n, "n, the number of draws,")
         used = check_options(self.flow.draw_options, options, "draws")
         key = check_key(key)
+        likelihood, why = self.likelihood_for(refine)
+        if why:
+            say(f"Draws are not refined: {why}.")
         data, many = check_given(self, given)
         began = time.perf_counter()
         count = len(next(iter(data.values()))) if data else 1
         chunk = max(1, MOST_NUMBERS // self.flow.numbers_per_draw())
         keys = jax.random.split(key, count)
+        if likelihood is not None:
+            self._check_all_data(data)
+            refined = refine_each(self.flow, likelihood, data, int(n), keys=keys, options=used)
+            values = {name: np.stack([r.values[name] for r in refined]) for name in refined[0].values}
+            check_finite(values)
+            found = {"sampling_time": time.perf_counter() - began, **combined(refined)}
+            return to_tree(self, values, data, many, self._attributes(key, used, found))
         values, counted = draw_on_cores(self.flow, data, keys, int(n), used, chunk)
         # Whole numbers are counts; others are the worst of something.
         counts = {n: int(np.sum(x)) if x.dtype.kind in "iu" else float(np.max(x)) for n, x in counted.items()}
@@ -95,9 +178,13 @@ class Posterior(Fitted):
             acceptance = counts.pop("accepted") / counts.pop("proposed")
             counts.pop("missing")
         check_finite(values)
-        attributes = {
-            "acceptance_rate": acceptance,
-            "sampling_time": seconds,
+        found = {"acceptance_rate": acceptance, "sampling_time": seconds, **counts}
+        return to_tree(self, values, data, many, self._attributes(key, used, found))
+
+    def _attributes(self, key: PRNGKeyArray, used: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+        """What attributes of draws say of how they were made."""
+        return {
+            **found,
             **used,
             "key": key_words(key),
             "method": type(self.method).__name__,
@@ -107,9 +194,12 @@ class Posterior(Fitted):
             "jax_version": jax.__version__,
             "numpyro_version": version("numpyro"),
             "python_version": platform.python_version(),
-            **counts,
         }
-        return to_tree(self, values, data, many, attributes)
+
+    def _check_all_data(self, data: Mapping[str, Any]) -> None:
+        missing = [name for name in self.graph.data if name not in data]
+        if missing:
+            raise ValueError(f"given has no {missing}, but draws are refined by the likelihood of all data.")
 
     def log_prob(
         self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any], **options: Any

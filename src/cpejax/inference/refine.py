@@ -12,7 +12,7 @@ The mean weight is the evidence: the density of the data under the model; with s
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from cpejax.inference.sampling import MOST_NUMBERS, SHARE, draw_on_cores
 from cpejax.inference.target import Target
 from cpejax.inference.weights import effective_size, smooth
 from cpejax.util.cores import cores, on_cores
+from cpejax.util.messages import say
 
 FEWEST_DRAWS = 1000
 """Minimum number of draws that are weighted and moved, however few are asked for: fewer tell too little of weights."""
@@ -106,48 +107,42 @@ def refine(
     z, prior, log_l, volume = (np.concatenate([np.asarray(part[i]) for part in found]) for i in range(4))
     # In float64: differences of large numbers.
     ratio = prior.astype(float) - (log_q - volume.astype(float))
-    log_l = log_l.astype(float)
     bad = np.isnan(log_l) | np.isposinf(log_l) | np.isnan(log_q)
     out = ~np.isfinite(prior) | ~np.isfinite(z).all(1) | bad | ~np.isfinite(log_l)
-    ratio, log_l = np.where(out, -np.inf, ratio), np.where(out, 0.0, log_l)
+    ratio, state = np.where(out, -np.inf, ratio), (z, prior, np.where(out, 0.0, log_l))
     _check_any(ratio, likelihood, int(bad.sum()))
 
     # Weights, resampling, and moves on the way.
     move = partial(_move, target, shares=shares, chunk=several)
-    full = effective_size(ratio + log_l)
-    power = _first_power(ratio, log_l)
-    weights = smooth(ratio + power * log_l)
+    power = _first_power(ratio, state[2])
+    weights = smooth(ratio + power * state[2])
     log_evidence, variance, least, k = weights.log_mean, weights.error**2 + error**2, weights.size, weights.pareto_k
-    which = _resample(_flattened(weights.log), next(keys))
-    z, log_l = z[which], log_l[which]
+    highest = _highest_correlation(float(effective_size(ratio + state[2])), len(ratio))
+    state = _resample(state, _flattened(weights.log), next(keys))
     accepted: list[float] = []
     steps = 1
     while power < 1 and steps < MOST_STEPS:
-        z, log_l, rate = move(z, power, key=next(keys))
+        state, rate = move(state, power, key=next(keys))
         accepted.append(rate)
-        rest = 1 - power
-        step = float(ess_solver(lambda x: x, jnp.asarray(log_l - log_l.max()), ENOUGH, rest, dichotomy))
-        step = rest if step > 0.999 * rest else max(step, 1e-6)
-        weights = smooth(step * log_l)
+        step = _next_step(state[2], 1 - power)
+        weights = smooth(step * state[2])
         log_evidence += weights.log_mean
         variance, least, k = variance + weights.error**2, min(least, weights.size), max(k, weights.pareto_k)
-        which = _resample(weights.log, next(keys))
-        z, log_l = z[which], log_l[which]
+        state = _resample(state, weights.log, next(keys))
         power, steps = min(1.0, power + step), steps + 1
     # Moves at the posterior, until the weights' error is forgotten.
-    reached = power >= 1
-    start, highest = np.column_stack([z, log_l]), _highest_correlation(float(full), len(z))
-    blocks, distinct, correlation = 0, 0.0, 1.0
+    start, blocks, distinct, correlation = state, 0, 0.0, 1.0
     while blocks < MOST_BLOCKS and (distinct < DISTINCT or correlation > highest):
-        z, log_l, rate = move(z, 1.0, key=next(keys))
+        state, rate = move(state, 1.0, key=next(keys))
         accepted.append(rate)
         blocks += 1
-        distinct = len(np.unique(z, axis=0)) / len(z)
-        correlation = _correlation(start, np.column_stack([z, log_l]))
-    values = on_cores(_to_values, [(target, part) for part in np.split(z, shares)])
+        distinct = len(np.unique(state[0], axis=0)) / len(state[0])
+        correlation = _correlation(start, state)
+    mixed = power >= 1 and distinct >= DISTINCT and correlation <= highest
+    values = on_cores(_to_values, [(target, part) for part in np.split(state[0], shares)])
     attributes = {
         "refined": f"by {likelihood.words}",
-        "effective_sample_size": float(least * n / len(z)),
+        "effective_sample_size": float(least * n / len(ratio)),
         "pareto_k": float(k),
         "log_evidence": float(log_evidence),
         "log_evidence_error": math.sqrt(variance),
@@ -158,12 +153,33 @@ def refine(
         "tempering_steps": steps,
         "acceptance_rate": float(acceptance),
     }
-    mixed = reached and distinct >= DISTINCT and correlation <= highest
     return Refined(
         {name: np.concatenate([np.asarray(v[name]) for v in values])[:n] for name in values[0]},
         attributes,
-        _doubts(attributes, mixed, highest, int(bad.sum()), len(z), likelihood),
+        _doubts(attributes, mixed, highest, int(bad.sum()), len(ratio), likelihood),
     )
+
+
+def refine_each(
+    flow: Flow, likelihood: Likelihood, data: Values, n: int, *, keys: Array, options: Mapping[str, Any]
+) -> list[Refined]:
+    """`refine` for each of some observations, `{site: (observations, *shape)}`; what is doubtful is said."""
+    done = [
+        refine(flow, likelihood, {name: x[i] for name, x in data.items()}, n, key=key, options=options)
+        for i, key in enumerate(keys)
+    ]
+    for kind in dict.fromkeys(kind for r in done for kind in r.doubts):
+        where = [i for i, r in enumerate(done) if kind in r.doubts]
+        of = "" if len(done) == 1 else f"for {len(where)} of {len(done)} observations; for the first, {where[0]}: "
+        say(f"Warning: refined draws: {of}{done[where[0]].doubts[kind]}")
+    return done
+
+
+def combined(done: Sequence[Refined]) -> dict[str, Any]:
+    """The attributes of refined draws: of one observation as they are, of many as lists."""
+    each = [r.attributes for r in done]
+    together = {name: [a[name] for a in each] for name in each[0]}
+    return each[0] if len(each) == 1 else {**together, "refined": each[0]["refined"]}
 
 
 def _acceptance(counted: Mapping[str, np.ndarray]) -> tuple[float, float]:
@@ -173,9 +189,13 @@ def _acceptance(counted: Mapping[str, np.ndarray]) -> tuple[float, float]:
     """
     if "accepted" not in counted:
         return 1.0, 0.0
-    accepted, proposed = (int(counted[name].sum()) for name in ("accepted", "proposed"))
-    rate = max(accepted, 1) / proposed
-    return rate, math.sqrt((1 - rate) / max(accepted, 1))
+    accepted, proposed, missing = (int(counted[name].sum()) for name in ("accepted", "proposed", "missing"))
+    if missing:
+        raise RuntimeError(
+            f"Of {proposed} proposals only {accepted} are inside the prior's support. The data may be unlike any "
+            "simulation, or the posterior is trained too little."
+        )
+    return accepted / proposed, math.sqrt((1 - accepted / proposed) / accepted)
 
 
 def _log_proposal(flow: Flow, values: Mapping[str, np.ndarray], data: Values, chunk: int) -> Float[np.ndarray, " n"]:
@@ -211,16 +231,20 @@ def _to_values(target: Target, z: Float[Array, "n d"]) -> Values:
     return target.to_values(z)
 
 
+State = tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"], Float[np.ndarray, " n"]]
+"""Vectors of draws, their log-densities under the prior, and their log-likelihoods."""
+
+
 def _move(
-    target: Target, z: Float[np.ndarray, "n d"], power: float, *, key: PRNGKeyArray, shares: int, chunk: int
-) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"], float]:
-    """A block of moves; shares of the draws in parallel. Returns draws, log-likelihoods, and the share accepted."""
-    keys = jax.random.split(key, shares)
-    strength = jnp.asarray(power, float)
-    each = [(target, jnp.asarray(x), strength, k, chunk) for x, k in zip(np.split(z, shares), keys, strict=True)]
+    target: Target, state: State, power: float, *, key: PRNGKeyArray, shares: int, chunk: int
+) -> tuple[State, float]:
+    """A block of moves, shares of the draws in parallel; and the share of moves that was accepted."""
+    keys, strength = jax.random.split(key, shares), jnp.asarray(power, float)
+    parts = zip(*(np.split(x, shares) for x in state), strict=True)
+    each = [(target, jax.tree.map(jnp.asarray, part), strength, k, chunk) for part, k in zip(parts, keys, strict=True)]
     done = on_cores(compiled_moves(), each)
-    moved, _, log_l = (np.concatenate([np.asarray(part[i]) for part in done]) for i in range(3))
-    return moved, log_l.astype(float), float(np.mean([float(part[3]) for part in done]))
+    z, prior, log_l = (np.concatenate([np.asarray(moved[i]) for moved, _ in done]) for i in range(3))
+    return (z, prior, log_l), float(np.mean([float(rate) for _, rate in done]))
 
 
 def _first_power(ratio: Float[np.ndarray, " n"], log_l: Float[np.ndarray, " n"]) -> float:
@@ -228,6 +252,12 @@ def _first_power(ratio: Float[np.ndarray, " n"], log_l: Float[np.ndarray, " n"])
     sizes = effective_size(ratio + POWERS[:, None] * log_l)
     good = np.flatnonzero(sizes >= ENOUGH * len(ratio))
     return float(POWERS[good[0] if len(good) else int(np.argmax(sizes))])
+
+
+def _next_step(log_l: Float[np.ndarray, " n"], rest: float) -> float:
+    """By how much the power of the likelihood can grow, `rest` at most, with good weights."""
+    step = float(ess_solver(lambda x: x, jnp.asarray(log_l - log_l.max()), ENOUGH, rest, dichotomy))
+    return rest if step > 0.999 * rest else max(step, 1e-6)
 
 
 def _flattened(log_weights: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -241,11 +271,12 @@ def _flattened(log_weights: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     return flat - logsumexp(flat)
 
 
-def _resample(log_weights: Float[np.ndarray, " n"], key: PRNGKeyArray) -> np.ndarray:
+def _resample(state: State, log_weights: Float[np.ndarray, " n"], key: PRNGKeyArray) -> State:
     """Systematic resampling; in random order, so that copies of a draw are in both halves."""
     first, second = jax.random.split(key)
     which = np.asarray(systematic(first, jnp.asarray(np.exp(log_weights)), len(log_weights)))
-    return which[np.asarray(jax.random.permutation(second, len(which)))]
+    which = which[np.asarray(jax.random.permutation(second, len(which)))]
+    return state[0][which], state[1][which], state[2][which]
 
 
 def _highest_correlation(size: float, n: int) -> float:
@@ -258,9 +289,10 @@ def _highest_correlation(size: float, n: int) -> float:
     return float(np.clip(math.sqrt(LEFT / max(excess, 1e-9)), LOWEST, 0.7))
 
 
-def _correlation(start: Float[np.ndarray, "n d"], end: Float[np.ndarray, "n d"]) -> float:
-    """The highest correlation, over columns, of draws with where they began."""
-    a, b = (x - x.mean(0) for x in (start, end))
+def _correlation(start: State, end: State) -> float:
+    """The highest correlation of draws with where they began, over coordinates and the log-likelihood."""
+    columns = (np.column_stack([state[0], state[2]]).astype(float) for state in (start, end))
+    a, b = (x - x.mean(0) for x in columns)
     spread = np.sqrt((a**2).sum(0) * (b**2).sum(0))
     return float(np.where(spread > 0, (a * b).sum(0) / np.where(spread > 0, spread, 1.0), 1.0).max())
 

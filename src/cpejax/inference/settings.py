@@ -94,6 +94,13 @@ class History:
     `held_out` scores the result, in nats: the mean log-density of the true parameters of held-out simulations
     (`log_prob`), that of their prior (`prior`), the standard error of the difference (`error`), the same gain over the
     prior for as many training simulations (`training`), and how many they are (`n`).
+
+    `emulation` says what emulated simulations did: the mean log-density of the true parameters of `n` held-out
+    simulations `without` and `with` training on them, the standard error of the difference (`error`), how many
+    `simulations` and how many `emulated` ones the second was trained on, and whether it is `used`.
+
+    `refinement` says what the learned likelihood does: the same mean log-density of draws as they are (`plain`) and
+    weighted by it (`refined`), with the standard error of the difference.
     """
 
     train: list[float] = field(default_factory=list)
@@ -103,6 +110,8 @@ class History:
     seconds: float = 0.0
     stopped: str = ""
     held_out: dict[str, float | int] = field(default_factory=dict)
+    emulation: dict[str, float | int] = field(default_factory=dict)
+    refinement: dict[str, float | int] = field(default_factory=dict)
 
     @property
     def best(self) -> float:
@@ -114,6 +123,19 @@ class History:
         """Whether held-out parameters have a higher density than under their prior, beyond two standard errors."""
         gain = self.held_out["log_prob"] - self.held_out["prior"]
         return gain > 2 * self.held_out["error"]  # not where it is NaN
+
+    @property
+    def augmented(self) -> str:
+        """What `emulation` says, in a sentence; empty where no simulator was learned."""
+        found = self.emulation
+        if not found:
+            return ""
+        what = f"{found['simulations']:,} simulations and {found['emulated']:,} emulated ones"
+        return (
+            f"{'Trained on' if found['used'] else 'Not trained on'} {what}: the mean log-density of the true parameters "
+            f"of {found['n']} held-out simulations is {found['without']:.3f} without these, {found['with']:.3f} with "
+            f"them (difference {found['with'] - found['without']:+.3f} ± {found['error']:.3f})."
+        )
 
     @property
     def score(self) -> str:
