@@ -27,7 +27,7 @@ from cpejax.program.simulator import Simulator
 from cpejax.program.sites import Site
 
 if TYPE_CHECKING:
-    from cpejax import metrics, plot, tasks
+    from cpejax import diagnostics, metrics, plot, tasks
     from cpejax.diagnostics.check import Check, check
     from cpejax.runs.report import report
     from cpejax.tasks._reference import reference
@@ -59,6 +59,7 @@ __all__ = [
     "TriangularCPE",
     "VectorFlow",
     "check",
+    "diagnostics",
     "fit",
     "invert",
     "load",
@@ -73,6 +74,7 @@ __all__ = [
 _LATER = {
     "Check": "cpejax.diagnostics.check",
     "check": "cpejax.diagnostics.check",
+    "diagnostics": "cpejax",
     "metrics": "cpejax",
     "plot": "cpejax",
     "reference": "cpejax.tasks._reference",
