@@ -27,7 +27,7 @@ from scipy import stats
 
 import cpejax as cpe
 from cpejax.diagnostics import study
-from cpejax.diagnostics.program_density import ProgramDensity
+from cpejax.program.density import ProgramDensity
 
 RESULTS = Path(__file__).parent / "results" / "checks.json"
 PAGE = Path(__file__).parents[1] / "docs" / "checks.md"

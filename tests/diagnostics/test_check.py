@@ -18,9 +18,9 @@ from cpejax.diagnostics.features import Features
 from cpejax.diagnostics.held_out import log_density
 from cpejax.diagnostics.null import bands, holm, p_above, p_value
 from cpejax.diagnostics.observation import describe
-from cpejax.diagnostics.program_density import ProgramDensity
 from cpejax.diagnostics.ranks import rank
 from cpejax.diagnostics.regression import guess, regress
+from cpejax.program.density import ProgramDensity
 
 SEEDS = range(20)
 LOADINGS = np.array([[1.0, 0.5, 0.0], [0.0, 1.0, 0.5], [0.5, 0.0, 1.0], [1.0, 1.0, 1.0], [0.3, -1.0, 0.6]])

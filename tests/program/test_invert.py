@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import cpejax as cpe
-from cpejax.program import inverse as _invert
+from cpejax.program.conditional import MOST_UNROLLED
 
 ORDERS = ("prior", "leaf")
 EDGES_1 = {"parents": {"theta2": ["theta1"], "x": ["theta2", "theta3"]}, "observed": ["x"]}
@@ -344,7 +344,7 @@ def test_a_thousand_groups_without_a_plate_invert_quickly():
 
 
 def test_too_large_a_plate_is_not_unrolled():
-    graph = plated({"beta": ["mu"], "total": ["beta"]}, ["total"], {"beta": ["group"]}, size=_invert.MOST_UNROLLED + 1)
+    graph = plated({"beta": ["mu"], "total": ["beta"]}, ["total"], {"beta": ["group"]}, size=MOST_UNROLLED + 1)
     with pytest.raises(ValueError, match=r"Plate 'group' has 1001 members .* \('total', outside it, .* put them into"):
         cpe.invert(graph)
 

@@ -15,10 +15,10 @@ from jaxtyping import Float, Int, PRNGKeyArray
 
 from cpejax.diagnostics.distances import compare
 from cpejax.diagnostics.features import regression_features
-from cpejax.diagnostics.program_density import ProgramDensity
 from cpejax.diagnostics.ranks import from_mean, rank
 from cpejax.diagnostics.regression import fitted_at, guess
 from cpejax.diagnostics.words import parameter_names
+from cpejax.program.density import ProgramDensity
 from cpejax.program.graph import Graph
 from cpejax.program.simulator import Program
 from cpejax.util.keys import key_words

@@ -125,6 +125,11 @@ class Flow(eqx.Module):
         del most
         return [(self, rows)]
 
+    def rows_of_part(self, part: Flow, rows: Any) -> Any:
+        """Of prepared rows, those that a part of `divide` reads."""
+        del part
+        return rows
+
     def joined(self, parts: Sequence[Flow]) -> Flow:
         """The whole again, from trained parts."""
         return parts[0]

@@ -40,11 +40,10 @@ class State(NamedTuple):
 
 
 class TrainedPart(NamedTuple):
-    """What a part of a flow is trained with: its structure, its rows, and its own randomness."""
+    """What a part of a flow is trained with, besides its rows: its structure, and its own randomness."""
 
     rest: Flow
     packing: Packing
-    training_rows: Any
     validation_rows: Any
     key: PRNGKeyArray
     key_validation: PRNGKeyArray
@@ -55,6 +54,8 @@ class TrainedPart(NamedTuple):
 
 
 Progress = Callable[[int, int, History], None]
+Fresh = Callable[[int], Any]
+"""The rows that an epoch is trained on, by its number: of a number that is the same in all epochs."""
 
 
 def train(
@@ -63,6 +64,7 @@ def train(
     settings: Training,
     *,
     key: PRNGKeyArray,
+    fresh: Fresh | None = None,
     checkpoint: Path | None = None,
     fingerprint: str = "",
     progress: Progress | None = None,
@@ -70,6 +72,9 @@ def train(
     interrupt: Interrupt | None = None,
 ) -> tuple[Flow, History]:
     """Train `flow` on `rows` (from `flow.prepare`), and return it with its best weights.
+
+    With `fresh` each epoch has rows of its own; of `rows`, those that are held out for validation are used then. The
+    rows of the next epoch are made while one runs.
 
     One compiled call is one epoch of a part: flows whose weights do not all depend on one another (`Flow.divide`) are
     trained in parts, in parallel, one on each core, which need nothing of each other until the epoch's end. All
@@ -82,10 +87,12 @@ def train(
     n = len(jax.tree.leaves(rows)[0])
     key_split, key_epochs, key_parts = jax.random.split(key, 3)
     order, held_out = _order(n, settings, key_split)
-    batch = min(settings.batch_size, n - held_out)
-    batches = (n - held_out) // batch
-    epochs = settings.epochs(batches)
     shuffled = jax.tree.map(lambda x: np.asarray(x)[order], rows)
+    first = None if fresh is None else fresh(0)
+    n_training = n - held_out if first is None else len(jax.tree.leaves(first)[0])
+    batch = min(settings.batch_size, n_training)
+    batches = n_training // batch
+    epochs = settings.epochs(batches)
     optimiser = optax.chain(
         optax.stateless(clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
@@ -95,7 +102,7 @@ def train(
         checkpoint = Path(checkpoint) / "checkpoint.safetensors"
         begun = run_of_checkpoint(checkpoint)
     # As the run began, on however many cores: other parts, or another way to compile, give other roundings.
-    parts, states = _divide(flow, shuffled, held_out, begun.get("parts", most), optimiser, key_parts)
+    parts, states, training_rows = _divide(flow, shuffled, held_out, begun.get("parts", most), optimiser, key_parts)
     options: Options = begun.get("options", options_for_all_cores() if len(parts) == 1 else {})
     best = [copy(state.average) for state in states]
     history = History()
@@ -122,10 +129,17 @@ def train(
 
     def order_of(epoch: int) -> np.ndarray:
         """The rows of each batch; NumPy shuffles in a tenth of the time that the compiled program would take to."""
-        shuffle = np.random.default_rng([*seed, epoch]).permutation(n - held_out)
+        shuffle = np.random.default_rng([*seed, epoch]).permutation(n_training)
         return shuffle[: batches * batch].reshape(batches, batch).astype(np.int32)
 
-    following = order_of(epoch_number)
+    def rows_of(epoch: int) -> list[Any]:
+        """The rows of each part."""
+        if fresh is None:
+            return training_rows
+        found = first if epoch == 0 else fresh(epoch)
+        return [jax.device_put(flow.rows_of_part(part.rest, found)) for part in parts]
+
+    following, rows_following = order_of(epoch_number), rows_of(epoch_number)
     began = time.monotonic() - history.seconds
     saved = time.monotonic()
     compiled: list[Callable] | None = None
@@ -135,15 +149,17 @@ def train(
             rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), float)
             now = jnp.asarray(epoch_number), jnp.asarray(following), rate
             if compiled is None:  # traced here, not on the threads, which do not see `with jax.default_device(...)`
-                each = zip(structures, arrays, states, strict=True)
-                lowered = [run_epoch.lower(s, a, *now, state) for s, a, state in each]
+                each = zip(structures, arrays, rows_following, states, strict=True)
+                lowered = [run_epoch.lower(s, a, r, *now, state) for s, a, r, state in each]
                 interrupt.check()
                 compiled = compile_each(lowered, threads, known(options))
                 interrupt.wait_for_epochs()
             done = threads.map(
-                lambda run, a, state, now=now: jax.block_until_ready(run(a, *now, state)), compiled, arrays, states
+                lambda run, a, r, state, now=now: jax.block_until_ready(run(a, r, *now, state)),
+                *(compiled, arrays, rows_following, states),
             )
-            following = order_of(epoch_number + 1)  # while they run
+            if epoch_number + 1 < epochs:  # while they run
+                following, rows_following = order_of(epoch_number + 1), rows_of(epoch_number + 1)
             states, losses, values = map(list, zip(*done, strict=True))
             value = sum(map(float, values))
             history.train.append(sum(map(float, losses)))
@@ -202,8 +218,8 @@ def _order(n: int, settings: Training, key: PRNGKeyArray) -> tuple[np.ndarray, i
 
 def _divide(
     flow: Flow, rows: Any, held_out: int, most: int, optimiser: optax.GradientTransformation, key: PRNGKeyArray
-) -> tuple[list[TrainedPart], list[State]]:
-    """The parts that are trained in parallel, no more than `most`, and where each starts.
+) -> tuple[list[TrainedPart], list[State], list[Any]]:
+    """The parts that are trained in parallel, no more than `most`, where each starts, and its rows.
 
     Of the rows, as NumPy arrays, the first `held_out` are for validation.
     """
@@ -215,26 +231,33 @@ def _divide(
             copies[id(x)] = jnp.asarray(x[held_out:]), jnp.asarray(x[:held_out])
         return copies[id(x)]
 
-    parts, states = [], []
+    parts, states, rows_of_parts = [], [], []
     for number, (part, own) in enumerate(flow.divide(rows, most)):
         tree, rest = trainable(part)
         weights, packing = Packing.of(tree)
         training_rows, validation_rows = (jax.tree.map(lambda x, i=i: halves(x)[i], own) for i in range(2))
         keys = jax.random.split(jax.random.fold_in(key, number))
-        parts.append(TrainedPart(rest, packing, training_rows, validation_rows, keys[0], keys[1]))
+        parts.append(TrainedPart(rest, packing, validation_rows, keys[0], keys[1]))
+        rows_of_parts.append(training_rows)
         # Copies: the compiled epoch gives its arguments' memory to its results.
         states.append(State(copy(weights), copy(weights), optimiser.init(weights), jnp.zeros((), jnp.int32)))
-    return parts, states
+    return parts, states, rows_of_parts
 
 
 def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: int, batches: int) -> Any:
-    """The program of an epoch: from a part, the epoch's number, the order of its rows `(batches, batch)` and its
-    learning rate; and from the part's state, to the next state, the mean loss and the validation loss.
+    """The program of an epoch: from a part, its rows, the epoch's number, the order of the rows `(batches, batch)` and
+    the learning rate; and from the part's state, to the next state, the mean loss and the validation loss.
     """
 
     @partial(jax.jit, static_argnames="structure", donate_argnames="state")
     def run_epoch(
-        structure: Structure, arrays: list[Array], epoch: Array, order: Array, rate: Array, state: State
+        structure: Structure,
+        arrays: list[Array],
+        training_rows: Any,
+        epoch: Array,
+        order: Array,
+        rate: Array,
+        state: State,
     ) -> tuple[State, Array, Array]:
         part: TrainedPart = structure.with_arrays(arrays)
 
@@ -252,7 +275,7 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
             return State(weights, average, optimiser_state, count + 1), value
 
         keys = jax.random.split(fast_key(jax.random.fold_in(part.key, epoch)), batches)
-        state, losses = scan_batches(step, state, part.training_rows, order, keys)
+        state, losses = scan_batches(step, state, training_rows, order, keys)
         value = _validation_loss(part.flow(state.average), part.validation_rows, part.key_validation, batch)
         return state, losses.mean(), value
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import networkx as nx
-import numpy as np
 
+from cpejax.program.conditional import ConditionalProgram, unroll, with_templates
 from cpejax.program.graph import Graph, lines
-from cpejax.program.sites import ground_members
 
 
 @dataclass(frozen=True)
-class PosteriorProgram:
+class PosteriorProgram(ConditionalProgram):
     """In which order parameters are drawn from the posterior, and what each must read.
 
     - `graph`: the graph it inverts; plates whose members are coupled are unrolled in it, and `graph.unrolled` says why.
@@ -27,39 +25,7 @@ class PosteriorProgram:
         common plate are aligned; a site outside a plate reads all members.
     """
 
-    graph: Graph
-    order: tuple[str, ...]
-    parents: Mapping[str, tuple[str, ...]]
     how: str = "faithful"
-
-    @cached_property
-    def levels(self) -> tuple[tuple[str, ...], ...]:
-        """The parameters in groups: those of one level read only earlier levels, and can be drawn at once."""
-        depth: dict[str, int] = {}
-        for name in self.order:
-            depth[name] = 1 + max((depth[p] for p in self.parents[name] if p in depth), default=-1)
-        return tuple(
-            tuple(n for n in self.order if depth[n] == level) for level in range(max(depth.values(), default=-1) + 1)
-        )
-
-    def ground(self) -> dict[str, tuple[str, ...]]:
-        """The parents of every single member, with the names of `graph.ground()`."""
-        sites, plates = self.graph.sites, self.graph.plates
-        members = {name: [(m, self._within(at)) for m, at in ground_members(sites[name], plates)] for name in sites}
-        out = {}
-        for name in self.order:
-            for member, at in members[name]:
-                out[member] = tuple(
-                    other
-                    for parent in self.parents[name]
-                    for other, where in members[parent]
-                    if all(where[p] == at[p] for p in where.keys() & at.keys())
-                )
-        return out
-
-    def _within(self, at: dict[str, int]) -> dict[str, int]:
-        """A member's position, with the groups that index arrays put it in."""
-        return at | {g: int(index[at[o]]) for (o, g), index in self.graph.nests.items() if o in at}
 
     def __str__(self) -> str:
         notes = [f"  plate '{p}' is unrolled: {why}" for p, why in self.graph.unrolled.items()]
@@ -107,22 +73,14 @@ def invert(
         raise ValueError(f"order must be 'prior' or 'leaf', found {order!r}.")
     if first:
         _check_first(graph, how, order, first)
-    for name, site in graph.sites.items():
-        for parent, plate in site.mixed:
-            if plate in graph.plates:
-                graph = _unroll(graph, plate, f"'{name}' reads other members of '{parent}' than its own")
-    for plate, why in graph.unlike.items():
-        if plate in graph.plates:
-            graph = _unroll(graph, plate, why)
-    for plate, why in _told_apart_by_masks(graph):
-        graph = _unroll(graph, plate, why)
+    graph = with_templates(graph)
     if how == "reverse":
         return _reverse(graph)
     while True:
         try:
             return _eliminate(graph, order, frozenset(first))
         except _Coupled as coupled:
-            graph = _unroll(graph, coupled.plate, coupled.why)
+            graph = unroll(graph, coupled.plate, coupled.why)
 
 
 def _check_first(graph: Graph, how: str, order: str, first: Collection[str]) -> None:
@@ -136,39 +94,6 @@ def _check_first(graph: Graph, how: str, order: str, first: Collection[str]) -> 
             raise ValueError(
                 f"first has '{name}', but not {missing}, on which the prior of '{name}' depends; they come first too."
             )
-
-
-def _told_apart_by_masks(graph: Graph) -> list[tuple[str, str]]:
-    """The plates whose members are not exchangeable because a mask hides the data of some, and why.
-
-    Where the masked data are all that is in the plate, pooling over it is right as it is: what the hidden members add
-    is the same in every simulation.
-    """
-    out = {}
-    for name, site in graph.sites.items():
-        kept = site.kept
-        for axis, plate in enumerate(site.dims):
-            if kept is None or plate is None or bool((kept == np.take(kept, [0], axis)).all()):
-                continue
-            alone = len(site.plates) == 1 and all(n == name or plate not in s.dims for n, s in graph.sites.items())
-            if not alone:
-                out[plate] = f"members of '{name}' are masked differently"
-    return list(out.items())
-
-
-MOST_UNROLLED = 1_000
-"""Members of the largest plate that is unrolled. Coupled members read one another: n of them have n² / 2 edges."""
-
-
-def _unroll(graph: Graph, plate: str, why: str) -> Graph:
-    size = graph.plates[plate]
-    if size > MOST_UNROLLED:
-        raise ValueError(
-            f"Plate '{plate}' has {size} members that depend on one another in the posterior ({why}), so each would "
-            f"have to be written out; that is done for up to {MOST_UNROLLED}. If every member has its own data, put "
-            "them into the plate too. With order='leaf', use order='prior'."
-        )
-    return graph.unroll(plate, why)
 
 
 class _Coupled(Exception):

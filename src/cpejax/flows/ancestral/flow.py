@@ -1,5 +1,8 @@
 """The ancestral flow: exact, and the default. Each node solves its own conditional problem.
 
+It is compiled from a conditional program: the posterior program, which draws parameters given data, or the forward
+program, which draws data given parameters. What follows is said of the first; of the second the same holds.
+
 With the faithful inverse of the graph in the prior's order, `p(θ|x) = Π_i p(θ_i | θ_pa(i), x_pa(i))`. Each factor is a
 one-dimensional flow in prior coordinates whose context is made of *clean* parents. The paper's masked joint field
 (section 3.2) sees noisy ones and is biased by that; here every node's Jacobian is a scalar and the bias cannot occur.
@@ -16,6 +19,8 @@ Departures from the paper, each measured or explained in `docs/ancestral.md`:
   value for the zero field is subtracted. With the mixture's likelihood it is then on the scale of a log-density, but no
   proper score. Epochs are compared by the log-density itself.
 * The mixture's weights, means and scales are bounded, so that every output of a network is a distribution.
+* Counts, which only the forward program draws, have probabilities: the mass of the mixture between the coordinates
+  halfway to the next counts. There is no flow.
 * The density is that of the solver's steps, not of the differential equation: it integrates to one with any number.
 * Each node has its own network of time, and all networks an activation that is not SiLU (`softsign_linear`).
 """
@@ -33,22 +38,21 @@ import numpy as np
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from cpejax.coordinates.data import DataCoordinates
 from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Standardise
 from cpejax.flows.ancestral.covariates import regressed, regression, table_constants
-from cpejax.flows.ancestral.networks import Context, GroupNet, log_densities, matching
-from cpejax.flows.ancestral.parallel import divide, joined
-from cpejax.flows.ancestral.plan import layout
-from cpejax.flows.ancestral.reading import regress
+from cpejax.flows.ancestral.networks import Context, Counts, GroupNet, log_densities, matching
+from cpejax.flows.ancestral.parallel import divide, joined, rows_of_nodes
+from cpejax.flows.ancestral.plan import Group, layout
+from cpejax.flows.ancestral.reading import Tables, regress
 from cpejax.flows.ancestral.sampling import SamplingFlow
 from cpejax.flows.ancestral.unrolled import pick, site_rows
 from cpejax.flows.base import Flow
 from cpejax.flows.ode import STEPS, step_options
 from cpejax.flows.strata import TimeStrata
 from cpejax.nn.embeddings import Embedding
-from cpejax.program.graph import Graph
-from cpejax.program.inverse import PosteriorProgram
-from cpejax.program.simulator import Program
+from cpejax.program.conditional import ConditionalProgram
 from cpejax.util.keys import key_words
 
 VALIDATION_STEPS = 4
@@ -56,11 +60,11 @@ VALIDATION_STEPS = 4
 
 
 class AncestralFlow(SamplingFlow):
-    """The flows of all nodes of a posterior program; see the module's docstring.
+    """The flows of all nodes of a conditional program; see the module's docstring.
 
     **Arguments:**
 
-    - `program`, `graph`: the program, without arguments, and its graph; `posterior`: the inverse of it.
+    - `coordinates`: of the sites that are drawn; `conditional`: in which order, and what each reads.
     - `simulations`: by which values are standardised.
     - `embed`, `width`, `depth`, `hidden`, `components`, `members`: see `cpe.CPE`.
     - `like`: the `description` of a flow to be built alike.
@@ -70,9 +74,8 @@ class AncestralFlow(SamplingFlow):
 
     def __init__(
         self,
-        program: Program,
-        posterior: PosteriorProgram,
-        graph: Graph,
+        coordinates: Coordinates | DataCoordinates,
+        conditional: ConditionalProgram,
         simulations: Mapping[str, np.ndarray],
         embed: Mapping[str, Embedding],
         *,
@@ -85,9 +88,9 @@ class AncestralFlow(SamplingFlow):
         key: PRNGKeyArray,
     ):
         values = {name: jnp.asarray(x, float) for name, x in simulations.items()}
-        self.coordinates = Coordinates(program, graph, values)
+        self.coordinates, graph = coordinates, coordinates.graph
         self.embed, self.members = dict(embed), members
-        sites = posterior.graph.sites
+        sites = conditional.graph.sites
         self.standard, features = {}, {}
         for name, site in sites.items():
             rows = np.asarray(site_rows(site, pick(site, values[site.origin], graph), graph))
@@ -96,19 +99,19 @@ class AncestralFlow(SamplingFlow):
             if site.origin in self.embed:
                 one = jax.ShapeDtypeStruct(site.event_shape, jnp.result_type(float))
                 features[name] = math.prod(eqx.filter_eval_shape(self.embed[site.origin], one).shape)
-        z = jax.eval_shape(self.coordinates.to_z, {name: x[0] for name, x in values.items()})
+        z = jax.eval_shape(coordinates.to_z, {name: x[0] for name, x in values.items()})
         embedded = frozenset(self.embed)
         self.summaries = {}
-        for name in regressed(posterior.graph, embedded):
-            fit = regression(posterior.graph, table_constants(posterior.graph), name)
+        for name in regressed(conditional.graph, embedded):
+            fit = regression(conditional.graph, table_constants(conditional.graph), name)
             first = site_rows(sites[name], pick(sites[name], values[sites[name].origin], graph)[:10_000], graph)
             results = np.asarray(regress(fit, self.standard[name](first)))
             self.summaries[name] = Standardise(results, like["summaries"][name] if like else None)
-        coordinates = {n: z[sites[n].origin].shape[-1] for n in posterior.order}
+        sizes = {n: z[sites[n].origin].shape[-1] for n in conditional.order}
         columns = {name: s.size for name, s in self.summaries.items()}
-        self.plan = layout(posterior, coordinates, features, columns, embedded)
+        self.plan = layout(conditional, sizes, features, columns, embedded)
         rng = np.random.default_rng(key_words(key))
-        uniform = self.coordinates.uniform
+        uniform = coordinates.uniform
         self.groups = [
             GroupNet(g, [sites[n].origin in uniform for n, _ in g.nodes], width, depth, hidden, components, rng)
             for g in self.plan.groups
@@ -118,6 +121,8 @@ class AncestralFlow(SamplingFlow):
         about = {"heavy": {name: list(s.heavy) for name, s in self.standard.items()}}
         if self.summaries:
             about["summaries"] = {name: list(s.heavy) for name, s in self.summaries.items()}
+        if isinstance(self.coordinates, DataCoordinates):
+            about["counts"] = {name: [] for name in sorted(self.coordinates.counts)}
         return about
 
     def numbers_per_draw(self) -> int:
@@ -134,6 +139,12 @@ class AncestralFlow(SamplingFlow):
         data = self._scale_all(self.plan.graph.data, values)
         each = [self._coordinates_of(g, z) for g in self.plan.groups]
         rows = {"z": each, "s": [self._linear(net, z) for net, z in zip(self.groups, each, strict=True)]}
+        if self._counts:
+            edges = map(self._of_members, jax.vmap(self.coordinates.edges)(values))
+            rows |= {
+                side: [self._coordinates_of(g, z | x) for g in self.plan.groups]
+                for side, x in zip(("low", "high"), edges, strict=True)
+            }
         rows = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), rows)
         if self.embed:
             return {**rows, "tables": tables, "data": data}
@@ -155,15 +166,18 @@ class AncestralFlow(SamplingFlow):
         found = list(self._in_training(rows, key))
         strata = TimeStrata(len(jax.tree.leaves(rows)[0]))
         # All that is random in one draw: keys of their own would take longer than the draws.
-        ends = np.cumsum([strata.number, *(z.size for _, z, _, _ in found)])
+        ends = np.cumsum([strata.number, *(z.size for _, z, *_ in found)])
         normal = jax.random.normal(key, (int(ends[-1]),))
         t = strata.times(ndtr(normal[: ends[0]]))
         total = jnp.zeros(())
-        for i, (net, z, s, context) in enumerate(found):
-            total -= context.mixture.log_density(z, s).mean(tuple(range(1, z.ndim))).sum()
+        for i, (net, z, s, context, counts) in enumerate(found):
+            log_q = context.mixture.log_density(z, s)
             w = jax.lax.stop_gradient(context.mixture.straighten(s))
             noise = normal[ends[i] : ends[i + 1]].reshape(w.shape)
-            total += matching(net.field, context.hidden, w, noise, t, strata)
+            flow = matching(net.field, context.hidden, w, noise, t, strata)
+            if counts is not None:
+                log_q, flow = counts.instead_of(log_q, context.mixture), jnp.where(counts.which, 0.0, flow)
+            total += flow.sum() - log_q.mean(tuple(range(1, z.ndim))).sum()
         return total
 
     def validation_loss(self, rows: dict[str, Any], key: PRNGKeyArray) -> Float[Array, ""]:
@@ -173,15 +187,17 @@ class AncestralFlow(SamplingFlow):
         flow's part of the loss of a bad one may be far below what any posterior deserves.
         """
         total = jnp.zeros(())
-        for net, z, s, context in self._in_training(rows, key):
-            log_q = log_densities(net, context, z, s, VALIDATION_STEPS)
+        for net, z, s, context, counts in self._in_training(rows, key):
+            log_q = log_densities(net, context, z, s, VALIDATION_STEPS, counts)
             total -= log_q.mean(tuple(range(1, z.ndim))).sum()
         return total
 
     def _in_training(
         self, rows: dict[str, Any], key: PRNGKeyArray
-    ) -> Iterator[tuple[GroupNet, Float[Array, "k n *plates"], Float[Array, "k n *plates"], Context]]:
-        """Of each group that has nodes: its networks, its coordinates and what is linear in them, and its context."""
+    ) -> Iterator[tuple[GroupNet, Float[Array, "k n *plates"], Float[Array, "k n *plates"], Context, Counts | None]]:
+        """Of each group that has nodes: its networks, its coordinates and what is linear in them, its context, and
+        its counts.
+        """
         tables = {**self._constants, **rows["tables"], **(self._data_tables(rows["data"]) if self.embed else {})}
         subset = self._subset(jax.random.fold_in(key, 1)) if self._large else {}
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
@@ -189,8 +205,12 @@ class AncestralFlow(SamplingFlow):
                 continue
             inside = {p: which for p, which in subset.items() if p in group.plates}
             here = {table: take_members(x, table.plates, inside, 1) for table, x in tables.items()}
-            z, s = (take_members(jnp.moveaxis(rows[name][g], 1, 0), group.plates, inside, 2) for name in ("z", "s"))
-            yield net, z, s, self._context(g, net, here)
+
+            def own(name: str, g: int = g, group: Group = group, inside: dict[str, Array] = inside) -> Array:
+                return take_members(jnp.moveaxis(rows[name][g], 1, 0), group.plates, inside, 2)
+
+            counts = self._counts_of(g, net, own("low"), own("high")) if "low" in rows else None
+            yield net, own("z"), own("s"), self._context(g, net, here), counts
 
     @property
     def _large(self) -> dict[str, int]:
@@ -208,6 +228,10 @@ class AncestralFlow(SamplingFlow):
 
     def divide(self, rows: dict[str, Any], most: int) -> list[tuple[Flow, Any]]:
         return [*divide(self, rows, most)]
+
+    def rows_of_part(self, part: Flow, rows: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(part, AncestralFlow)
+        return rows_of_nodes(rows, [np.asarray(net.which.numbers) for net in part.groups])
 
     def joined(self, parts: Sequence[Flow]) -> Flow:
         return joined(parts)
@@ -236,17 +260,28 @@ class AncestralFlow(SamplingFlow):
         """The log-density of draws, without the factors of given parameters; all parents are known, so by one pass."""
         n = len(next(iter(values.values())))
         full = values | {name: jnp.broadcast_to(x, (n, *x.shape)) for name, x in data.items()}
+        return self._log_density(full, self._observed(data), set(values), steps)
+
+    def log_prob_each(self, values: Values, *, steps: int = STEPS) -> Float[Array, " n"]:
+        """The log-density of what is drawn, where what is given differs too: `{site: (n, *shape)}` of all sites."""
+        data = self._scale_all(self.plan.graph.data, values)
+        return self._log_density(values, self._data_tables(data), set(self.coordinates.graph.parameters), steps)
+
+    def _log_density(self, full: Values, data: Tables, drawn: set[str], steps: int) -> Float[Array, " n"]:
         z, tables = self._known(full)
-        tables |= self._observed(data)
-        total = jax.vmap(lambda v: self.coordinates.log_volume(v, set(values)))(full)
+        tables |= data
+        total = jax.vmap(lambda v: self.coordinates.log_volume(v, drawn))(full)
+        low, high = map(self._of_members, jax.vmap(self.coordinates.edges)(full) if self._counts else ({}, {}))
         sites = self.plan.graph.sites
         for g, (group, net) in enumerate(zip(self.plan.groups, self.groups, strict=True)):
             context = self._context(g, net, tables)
             coordinates = self._coordinates_of(group, z)
             s = self._linear(net, coordinates)
-            log_q = log_densities(net, context, coordinates, s, steps)
-            drawn = np.array([sites[name].origin in values for name, _ in group.nodes])
-            total += (log_q if drawn.all() else log_q[drawn]).sum((0, *range(2, log_q.ndim)))
+            edges = (self._coordinates_of(group, z | x) for x in (low, high))
+            counts = self._counts_of(g, net, *edges) if self._counts else None
+            log_q = log_densities(net, context, coordinates, s, steps, counts)
+            those = np.array([sites[name].origin in drawn for name, _ in group.nodes])
+            total += (log_q if those.all() else log_q[those]).sum((0, *range(2, log_q.ndim)))
         return total
 
 

@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from cpejax.coordinates.data import DataCoordinates
+from cpejax.coordinates.prior import Coordinates
 from cpejax.flows.ancestral.flow import AncestralFlow
 from cpejax.flows.base import Flow, Method, check_embed, check_options
 from cpejax.nn.embeddings import Embedding
+from cpejax.program.conditional import ConditionalProgram
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
 from cpejax.program.simulator import Program
@@ -65,9 +69,21 @@ class CPE(Method):
         like: Mapping[str, Any] | None = None,
     ) -> Flow:
         check_embed(self.embed, graph)
-        options = self.options()
-        posterior = invert(graph, first=options.pop("first"))
-        return AncestralFlow(program, posterior, graph, simulations, **options, like=like, key=key)
+        coordinates = Coordinates(program, graph, {name: jnp.asarray(x, float) for name, x in simulations.items()})
+        return self.compile(coordinates, invert(graph, first=self.first), simulations, key=key, like=like)
+
+    def compile(
+        self,
+        coordinates: Coordinates | DataCoordinates,
+        conditional: ConditionalProgram,
+        simulations: Mapping[str, np.ndarray],
+        *,
+        key: PRNGKeyArray,
+        like: Mapping[str, Any] | None = None,
+    ) -> AncestralFlow:
+        """The flow of a conditional program: the posterior program, or the forward program."""
+        options = {name: x for name, x in self.options().items() if name != "first"}
+        return AncestralFlow(coordinates, conditional, simulations, **options, like=like, key=key)
 
     def least_weights(self) -> int:
         return self.width**2 * self.depth + self.hidden**2 + self.components

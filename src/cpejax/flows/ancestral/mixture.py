@@ -101,6 +101,13 @@ class Mixture(eqx.Module):
         log_derivative = jnp.where(self.uniform, 0.5 * math.log(12.0) + norm.logpdf(z), 0.0)
         return (log_f - jnp.log(inside)).reshape(s.shape) + log_derivative
 
+    def log_mass(self, low: Float[Array, "*rows"], high: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
+        """The logarithm of the mass between two coordinates, of a mixture that is not of a uniform prior."""
+        flat = self._flat(low.shape)
+        a, b = (flat._standardised(jnp.clip(x.ravel(), -FAR, FAR)) for x in (low, high))
+        mass = (jnp.exp(flat.log_weights) * between(a, b)).sum(0)
+        return jnp.log(jnp.maximum(mass, SMALLEST)).reshape(low.shape)
+
     def straighten(self, s: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
         """`Φ⁻¹(F(z))` from `s = linear(z, uniform)`, by whichever tail is smaller."""
         flat = self._flat(s.shape)

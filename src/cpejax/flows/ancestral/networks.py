@@ -178,13 +178,31 @@ class Context(eqx.Module):
     mixture: Mixture
 
 
+class Counts(eqx.Module):
+    """Which nodes are counts, and between which coordinates each lies."""
+
+    which: Bool[Array, " k"]
+    low: Float[Array, "k n *plates"]
+    high: Float[Array, "k n *plates"]
+
+    def instead_of(self, log_q: Float[Array, "k n *plates"], mixture: Mixture) -> Float[Array, "k n *plates"]:
+        """Log-densities, and of counts the logarithm of the mixture's mass."""
+        return jnp.where(lift(self.which, log_q.ndim), mixture.log_mass(self.low, self.high), log_q)
+
+
 def log_densities(
-    net: GroupNet, context: Context, z: Float[Array, "k n *plates"], s: Float[Array, "k n *plates"], steps: int
+    net: GroupNet,
+    context: Context,
+    z: Float[Array, "k n *plates"],
+    s: Float[Array, "k n *plates"],
+    steps: int,
+    counts: Counts | None = None,
 ) -> Float[Array, "k n *plates"]:
-    """The log-density of each coordinate, given its context."""
+    """The log-density of each coordinate, given its context; of counts their log-probability."""
     w = context.mixture.straighten(s)
     log_q = _log_density(net.field, context.hidden, w, steps)
-    return log_q + context.mixture.log_density(z, s) - norm.logpdf(w)
+    log_q = log_q + context.mixture.log_density(z, s) - norm.logpdf(w)
+    return log_q if counts is None else counts.instead_of(log_q, context.mixture)
 
 
 def _quarter_turn(steps: int) -> tuple[Float[Array, " steps"], Float[Array, " points"]]:
@@ -223,8 +241,8 @@ def matching(
     noise: Float[Array, "k n *plates"],
     t: Float[Array, " strata"],
     strata: TimeStrata,
-) -> Float[Array, ""]:
-    """The weighted rectified loss of straightened coordinates `w`, less that of the zero field."""
+) -> Float[Array, " k"]:
+    """The weighted rectified loss of straightened coordinates `w` of each node, less that of the zero field."""
     k, n, *plates = w.shape
     rest = (1,) * len(plates)
     angle = jnp.pi / 2 * t
@@ -234,4 +252,4 @@ def matching(
     v = field(time, sin * w + cos * noise, hidden)
     u = cos * w - sin * noise
     error = jnp.pi / 2 * weight * ((u - v) ** 2 - u**2)
-    return error.mean(tuple(range(1, error.ndim))).sum()
+    return error.mean(tuple(range(1, error.ndim)))

@@ -15,6 +15,9 @@ from cpejax.flows.ancestral.networks import GroupNet
 from cpejax.flows.ancestral.sampling import SamplingFlow
 from cpejax.flows.base import Flow
 
+OF_NODES = ("z", "s", "low", "high")
+"""What of prepared rows is for each node."""
+
 
 def divide(flow: SamplingFlow, rows: dict[str, Any], most: int) -> list[tuple[SamplingFlow, Any]]:
     """Parts with some of the nodes each, of about equal work; one where nodes share the weights of embeddings."""
@@ -31,9 +34,14 @@ def divide(flow: SamplingFlow, rows: dict[str, Any], most: int) -> list[tuple[Sa
         if any(share):
             which = [np.array(nodes, int) for nodes in share]
             nets = [_host(net).nodes(nodes) for net, nodes in zip(flow.groups, which, strict=True)]
-            own = {k: [_host(x)[:, w] for x, w in zip(rows[k], which, strict=True)] for k in ("z", "s")}
-            parts.append((eqx.tree_at(lambda f: f.groups, flow, nets), {**rows, **own}))
+            parts.append((eqx.tree_at(lambda f: f.groups, flow, nets), rows_of_nodes(rows, which)))
     return parts
+
+
+def rows_of_nodes(rows: dict[str, Any], which: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Of prepared rows, those of some nodes of each group."""
+    own = {k: [_host(x)[:, w] for x, w in zip(rows[k], which, strict=True)] for k in OF_NODES if k in rows}
+    return {**rows, **own}
 
 
 def joined(parts: Sequence[Flow]) -> Flow:

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from cpejax.coordinates.data import DataCoordinates
 from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Standardise
 from cpejax.flows.ancestral.covariates import Regression, Table, multiplied
 from cpejax.flows.ancestral.mixture import Mixture, linear, quantile
-from cpejax.flows.ancestral.networks import Context, GroupNet, lift
+from cpejax.flows.ancestral.networks import Context, Counts, GroupNet, lift
 from cpejax.flows.ancestral.plan import Group, Layout
 from cpejax.flows.ancestral.stages import Reading, Stage
 from cpejax.flows.ancestral.unrolled import pick, place, site_rows
@@ -33,7 +34,7 @@ class ReadingFlow(Flow):
     """
 
     plan: Layout = eqx.field(static=True)
-    coordinates: Coordinates
+    coordinates: Coordinates | DataCoordinates
     standard: dict[str, Standardise]
     summaries: dict[str, Standardise]
     embed: dict[str, Embedding]
@@ -134,9 +135,7 @@ class ReadingFlow(Flow):
 
     def _known(self, values: Values) -> tuple[Values, Tables]:
         """The coordinates and tables of parameters that are all known, `{site: (n, ...)}` with the data among them."""
-        sites = self.plan.graph.sites
-        found = jax.vmap(self.coordinates.to_z)(values)
-        z = {n: found[sites[n].origin][place(sites[n], self.coordinates.graph)] for n in self.plan.posterior.order}
+        z = self._of_members(jax.vmap(self.coordinates.to_z)(values))
         n = len(next(iter(values.values())))
         tables = self._tables("parameters", self._scale_all(self.plan.posterior.order, values), z, n)
         return z, self._with_measured(tables, self.plan.posterior.order, lambda name: values[name], set())
@@ -166,6 +165,22 @@ class ReadingFlow(Flow):
 
     def _coordinates_of(self, group: Group, z: Values) -> Float[Array, "k n *plates"]:
         return jnp.stack([z[name][..., k] for name, k in group.nodes])
+
+    def _of_members(self, z: Values) -> Values:
+        """Arrays of the program's sites, `(n, *plates, size)`, for the plan's, in which plates are unrolled."""
+        graph, sites = self.coordinates.graph, [self.plan.graph.sites[n] for n in self.plan.posterior.order]
+        return {site.name: z[site.origin][place(site, graph)] for site in sites if site.origin in z}
+
+    @property
+    def _counts(self) -> frozenset[str]:
+        """The program's sites whose values are counts."""
+        return self.coordinates.counts if isinstance(self.coordinates, DataCoordinates) else frozenset()
+
+    def _counts_of(self, group: int, net: GroupNet, low: Array, high: Array) -> Counts | None:
+        """The counts among a group's nodes, or some of them, whose networks are `net`."""
+        sites = self.plan.graph.sites
+        which = np.array([sites[name].origin in self._counts for name, _ in self.plan.groups[group].nodes])
+        return Counts(jnp.asarray(which)[net.which.numbers], low, high) if which.any() else None
 
     def _linear(self, net: GroupNet, z: Float[Array, "k n *plates"]) -> Float[Array, "k n *plates"]:
         return linear(z, lift(net.which.uniform, z.ndim))

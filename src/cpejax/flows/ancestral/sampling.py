@@ -35,16 +35,39 @@ class SamplingFlow(ReadingFlow):
         graph = self.coordinates.graph
         fixed = {name: jnp.broadcast_to(x, (n, *x.shape)) for name, x in data.items() if name in graph.parameters}
         data = {name: x for name, x in data.items() if name not in fixed}
-        known = {name: jnp.zeros(graph.sites[name].shape) for name in graph.parameters} | data
+        return self._draw(data, fixed, self._observed(data), n, key, solver, steps, shared=set(data))
+
+    def sample_each(self, data: Values, key: PRNGKeyArray, *, steps: int = STEPS) -> Values:
+        """One draw for each of `n` given values `{site: (n, *shape)}`."""
+        n = len(next(iter(data.values())))
+        tables = self._data_tables(self._scale_all(self.plan.graph.data, data))
+        return self._draw(data, {}, tables, n, key, "euler", steps, shared=set())[0]
+
+    def _draw(
+        self,
+        data: Values,
+        fixed: Values,
+        observed: Tables,
+        n: int,
+        key: PRNGKeyArray,
+        solver: Solver,
+        steps: int | None,
+        *,
+        shared: set[str],
+    ) -> tuple[Values, dict[str, Array]]:
+        """`n` draws given `data`, of which those in `shared` have no axis of draws; sites in `fixed` are not drawn."""
+        graph = self.coordinates.graph
+        one = {name: x if name in shared else x[0] for name, x in data.items()}
+        known = {name: jnp.zeros(graph.sites[name].shape) for name in graph.parameters} | one
         z = jax.eval_shape(self.coordinates.to_z, known)
         constrain = self.coordinates.constrainers(known, z)
         values = {name: jnp.zeros((n, *graph.sites[name].shape)) for name in graph.parameters} | data
-        tables = self._tables("parameters", {}, {}, n) | self._observed(data)
+        tables = self._tables("parameters", {}, {}, n) | observed
         clipped = jnp.zeros((), jnp.int32)
         for number, run in enumerate(self.plan.runs):
             draw = self._level_drawer(run, n, solver, steps)
             keys = jax.random.split(jax.random.fold_in(key, number), len(run.sites))
-            tables, values, z_run = self._draw_run(run, draw, tables, values, constrain, z, fixed, set(data), keys)
+            tables, values, z_run = self._draw_run(run, draw, tables, values, constrain, z, fixed, shared, keys)
             clipped += self._count_clipped(run, z_run, set(fixed))
         return {name: values[name] for name in graph.parameters if name not in fixed}, {"clipped": clipped}
 
@@ -53,7 +76,11 @@ class SamplingFlow(ReadingFlow):
     ) -> Callable[..., tuple[Tables, Array]]:
         """A function that draws the coordinates of one level, one after the other along the sites' chains."""
         shape = (len(run.sites[0]), n, *self.plan.shape(run.table.plates))
-        limits = self._limits([name for name, _ in self.plan.groups[run.group].nodes])
+        nodes_of = self.plan.groups[run.group].nodes
+        limits = self._limits([name for name, _ in nodes_of])
+        origins = [(self.plan.graph.sites[name].origin, k) for name, k in nodes_of]
+        counts = self._counts & {name for name, _ in origins}
+        maps = self.coordinates.columns(origins) if counts else None
 
         def draw_node(tables: Tables, x: tuple[Array, Array, Array]) -> tuple[Tables, Array]:
             nodes, chain, noise = x
@@ -62,6 +89,9 @@ class SamplingFlow(ReadingFlow):
             w = transport(net.field, context.hidden, noise, solver, steps)
             z = jnp.clip(context.mixture.bend(w), *(lift(x[nodes], w.ndim) for x in limits))
             last = jnp.moveaxis(z, 0, -1)
+            if maps is not None:  # what others read is the coordinate of a count
+                own = jax.tree.map(lambda x: x[nodes], maps)
+                last = jnp.where(own.counts, own.to_z(own.to_values(last)), last)
             table = tables[run.table].at[..., chain[0]].set(last).at[..., chain[1]].set(quantile(last))
             return tables | {run.table: table}, z
 

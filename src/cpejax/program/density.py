@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -21,6 +21,52 @@ MOST_EVALUATED = 5_000_000
 """Maximum number of values, of parameters and data, whose log-density is evaluated at once."""
 
 
+def log_density(program: Program, values: Mapping[str, Array], sites: Collection[str]) -> Float[Array, ""]:
+    """The log-density of some sites at values of all of them, without what `numpyro.handlers.mask` hides.
+
+    >>> values = {"mu": jax.numpy.zeros(()), "y": jax.numpy.zeros(3)}
+    >>> round(float(log_density(program, values, ["y"])), 4)  # - 3 log(2 pi) / 2
+    -2.7568
+    """
+    found = [jnp.zeros(())]
+
+    def visit(name: str, msg: dict[str, Any]) -> None:
+        if name in sites:
+            found.append(jnp.sum(msg["fn"].log_prob(msg["value"])))
+
+    run(program, values, visit)
+    return sum(found[1:], found[0])
+
+
+def missing_density(program: Program, graph: Graph) -> str:
+    """Why the data of a program have no log-density, in a few words; empty where they have one.
+
+    >>> missing_density(program, model.graph)
+    ''
+    """
+    why = ""
+
+    def kind(name: str, msg: dict[str, Any]) -> None:
+        nonlocal why
+        base = unwrap(msg["fn"])
+        if name in graph.data and isinstance(base, Simulator | dist.Delta):  # beside a Delta, rounding is all
+            why = f"site '{name}' is a {type(base).__name__}"
+
+    example = _example(graph)
+    jax.eval_shape(lambda v: run(program, v, kind) and None, example)
+    if not why:
+        try:
+            if "callback" in str(jax.make_jaxpr(lambda v: log_density(program, v, graph.data))(example)):
+                why = "the program calls a function on the host"
+        except NotImplementedError:  # a distribution of the user's own that can only be sampled
+            why = "a data site has no log_prob"
+    return why
+
+
+def _example(graph: Graph) -> dict[str, Array]:
+    return {name: jnp.zeros(site.shape) for name, site in graph.sites.items()}
+
+
 class ProgramDensity:
     """The log-density of a program's data at many parameters, and that of the prior.
 
@@ -29,36 +75,16 @@ class ProgramDensity:
     """
 
     def __init__(self, program: Program, graph: Graph):
-        self.graph, self.missing, self.flat = graph, "", True
-
-        def density(values: dict[str, Array], of: Sequence[str]) -> Array:
-            found = [jnp.zeros(())]
-
-            def visit(name: str, msg: dict[str, Any]) -> None:
-                if name in of:
-                    found.append(jnp.sum(msg["fn"].log_prob(msg["value"])))
-
-            run(program, values, visit)
-            return sum(found[1:], found[0])
+        self.graph, self.missing, self.flat = graph, missing_density(program, graph), True
 
         def kind(name: str, msg: dict[str, Any]) -> None:
-            base = unwrap(msg["fn"])
-            if name in graph.data and isinstance(base, Simulator | dist.Delta):  # beside a Delta, rounding is all
-                self.missing = f"site '{name}' is a {type(base).__name__}"
             if name in graph.parameters and base_constraint(msg["fn"]).event_dim > 0:
                 self.flat = False
 
-        example = {name: jnp.zeros(site.shape) for name, site in graph.sites.items()}
-        jax.eval_shape(lambda v: run(program, v, kind) and None, example)
-        if not self.missing:
-            try:
-                if "callback" in str(jax.make_jaxpr(lambda v: density(v, graph.data))(example)):
-                    self.missing = "the program calls a function on the host"
-            except NotImplementedError:  # a distribution of the user's own that can only be sampled
-                self.missing = "a data site has no log_prob"
-        self._of_prior: Callable = jax.jit(jax.vmap(lambda v: density(v, graph.parameters)))
+        jax.eval_shape(lambda v: run(program, v, kind) and None, _example(graph))
+        self._of_prior: Callable = jax.jit(jax.vmap(lambda v: log_density(program, v, graph.parameters)))
         # One observation, and many parameters for it.
-        each = jax.vmap(lambda theta, data: density({**theta, **data}, graph.data), in_axes=(0, None))
+        each = jax.vmap(lambda theta, data: log_density(program, {**theta, **data}, graph.data), in_axes=(0, None))
         self._of_data: Callable = jax.jit(jax.vmap(each))
 
     def prior(self, values: Mapping[str, np.ndarray]) -> Float[np.ndarray, " n"] | None:

@@ -1,0 +1,369 @@
+"""Refined draws: those of a flow, weighted, resampled and moved until they are of prior × likelihood.
+
+Draws of the flow are proposals. Their importance weights, Pareto smoothed (Vehtari et al. 2024), choose among them, and
+moves (`moves`) make the chosen ones distinct and forget the error of the weights. Where the weights for the posterior
+itself are poor, the draws first go to prior × likelihood^power, with the greatest power for which they are good, and
+from there in steps of the power, with weights and moves at each (sequential Monte Carlo; Del Moral et al. 2006). That
+path needs no density of the flow but at its own draws; the flow's density takes far longer than the likelihood.
+
+The mean weight is the evidence: the density of the data under the model; with steps, the product of their means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.smc.ess import ess_solver
+from blackjax.smc.resampling import systematic
+from blackjax.smc.solver import dichotomy
+from jaxtyping import Array, Float, PRNGKeyArray
+from scipy.special import logsumexp
+
+from cpejax.coordinates.prior import Values
+from cpejax.flows.base import Flow
+from cpejax.inference.density import evaluate_on_cores
+from cpejax.inference.likelihood import Likelihood
+from cpejax.inference.moves import SWEEPS, compiled_moves, in_chunks
+from cpejax.inference.sampling import MOST_NUMBERS, SHARE, draw_on_cores
+from cpejax.inference.target import Target
+from cpejax.inference.weights import effective_size, smooth
+from cpejax.util.cores import cores, on_cores
+
+FEWEST_DRAWS = 1000
+"""Minimum number of draws that are weighted and moved, however few are asked for: fewer tell too little of weights."""
+ENOUGH = 0.5
+"""Weights are good if their effective sample size is that share of the draws."""
+ROUGH = 0.05
+"""Weights whose effective sample size is a smaller share are flattened until it is not: moves need different draws."""
+POWERS = np.logspace(0, -6, 121)
+"""The powers of the likelihood among which the first is chosen, greatest first."""
+MOST_STEPS = 50
+"""Maximum number of steps of the power."""
+MOST_BLOCKS = 24
+"""Maximum number of blocks of moves at the posterior itself."""
+DISTINCT = 0.99
+"""The share of distinct draws that moves go on for."""
+LEFT = 0.1
+"""The share of a draw's variance that may be left of the weights' error when moves end."""
+LOWEST = 0.15
+"""The correlation with their start that draws need not be below, however bad the weights were."""
+HIGHEST_K = 0.7
+"""A greater k̂ says that weights cannot be relied upon (Vehtari et al. 2024)."""
+
+
+class Refined(NamedTuple):
+    """Refined draws `{site: (n, *shape)}`, what is known of them (for their attributes), and what is doubtful."""
+
+    values: dict[str, np.ndarray]
+    attributes: dict[str, Any]
+    doubts: dict[str, str]
+
+
+def refine(
+    flow: Flow,
+    likelihood: Likelihood,
+    given: Values,
+    n: int,
+    *,
+    key: PRNGKeyArray,
+    options: Mapping[str, Any] | None = None,
+) -> Refined:
+    """Draws of prior × likelihood for one observation, from proposals of a flow.
+
+    **Arguments:**
+
+    - `flow`: proposes; its density must not be random.
+    - `likelihood`: of all data sites.
+    - `given`: the data, `{site: shape}`, and perhaps parameters that the flow's draws can be given.
+    - `n`: how many draws.
+    - `options`: of the flow's draws; its `draw_options` by default.
+
+    **Returns:** `Refined`. Attributes are `refined`, `effective_sample_size` and `pareto_k` (of the weights, the worst
+    of all steps), `log_evidence` and `log_evidence_error`, `distinct_share`, `moves` of each draw, `moves_accepted`,
+    `start_correlation` (of draws with where the moves began, the highest over prior coordinates and the
+    log-likelihood), `tempering_steps`, and `acceptance_rate` of the proposals.
+    """
+    target = Target(flow.coordinates, likelihood, dict(given))
+    shares = -(-max(n, FEWEST_DRAWS) // SHARE)
+    size = 2 * -(-max(n, FEWEST_DRAWS) // (2 * shares))  # two halves
+    keys = iter(jax.random.split(key, 8 + 3 * MOST_STEPS + MOST_BLOCKS))
+    chunk = max(1, MOST_NUMBERS // max(1, flow.numbers_per_draw()))
+    several = max(2, MOST_NUMBERS // max(1, likelihood.numbers_per_value()))
+    used = flow.draw_options() if options is None else options
+    data = {name: jnp.asarray(x)[None] for name, x in given.items()}
+    drawn, counted = draw_on_cores(flow, data, next(keys)[None], shares * size, used, chunk)
+    acceptance, error = _acceptance(counted)
+    by_share = {name: x[0].reshape(shares, size, *x.shape[2:]) for name, x in drawn.items()}
+    log_q = _log_proposal(flow, by_share, data, chunk // 2) - math.log(acceptance)
+    found = on_cores(_evaluate, [(target, {k: x[s] for k, x in by_share.items()}, several) for s in range(shares)])
+    z, prior, log_l, volume = (np.concatenate([np.asarray(part[i]) for part in found]) for i in range(4))
+    # In float64: differences of large numbers.
+    ratio = prior.astype(float) - (log_q - volume.astype(float))
+    log_l = log_l.astype(float)
+    bad = np.isnan(log_l) | np.isposinf(log_l) | np.isnan(log_q)
+    out = ~np.isfinite(prior) | ~np.isfinite(z).all(1) | bad | ~np.isfinite(log_l)
+    ratio, log_l = np.where(out, -np.inf, ratio), np.where(out, 0.0, log_l)
+    _check_any(ratio, likelihood, int(bad.sum()))
+
+    # Weights, resampling, and moves on the way.
+    move = partial(_move, target, shares=shares, chunk=several)
+    full = effective_size(ratio + log_l)
+    power = _first_power(ratio, log_l)
+    weights = smooth(ratio + power * log_l)
+    log_evidence, variance, least, k = weights.log_mean, weights.error**2 + error**2, weights.size, weights.pareto_k
+    which = _resample(_flattened(weights.log), next(keys))
+    z, log_l = z[which], log_l[which]
+    accepted: list[float] = []
+    steps = 1
+    while power < 1 and steps < MOST_STEPS:
+        z, log_l, rate = move(z, power, key=next(keys))
+        accepted.append(rate)
+        rest = 1 - power
+        step = float(ess_solver(lambda x: x, jnp.asarray(log_l - log_l.max()), ENOUGH, rest, dichotomy))
+        step = rest if step > 0.999 * rest else max(step, 1e-6)
+        weights = smooth(step * log_l)
+        log_evidence += weights.log_mean
+        variance, least, k = variance + weights.error**2, min(least, weights.size), max(k, weights.pareto_k)
+        which = _resample(weights.log, next(keys))
+        z, log_l = z[which], log_l[which]
+        power, steps = min(1.0, power + step), steps + 1
+    # Moves at the posterior, until the weights' error is forgotten.
+    reached = power >= 1
+    start, highest = np.column_stack([z, log_l]), _highest_correlation(float(full), len(z))
+    blocks, distinct, correlation = 0, 0.0, 1.0
+    while blocks < MOST_BLOCKS and (distinct < DISTINCT or correlation > highest):
+        z, log_l, rate = move(z, 1.0, key=next(keys))
+        accepted.append(rate)
+        blocks += 1
+        distinct = len(np.unique(z, axis=0)) / len(z)
+        correlation = _correlation(start, np.column_stack([z, log_l]))
+    values = on_cores(_to_values, [(target, part) for part in np.split(z, shares)])
+    attributes = {
+        "refined": f"by {likelihood.words}",
+        "effective_sample_size": float(least * n / len(z)),
+        "pareto_k": float(k),
+        "log_evidence": float(log_evidence),
+        "log_evidence_error": math.sqrt(variance),
+        "distinct_share": float(distinct),
+        "moves": SWEEPS * len(accepted),
+        "moves_accepted": float(np.mean(accepted)),
+        "start_correlation": float(correlation),
+        "tempering_steps": steps,
+        "acceptance_rate": float(acceptance),
+    }
+    mixed = reached and distinct >= DISTINCT and correlation <= highest
+    return Refined(
+        {name: np.concatenate([np.asarray(v[name]) for v in values])[:n] for name in values[0]},
+        attributes,
+        _doubts(attributes, mixed, highest, int(bad.sum()), len(z), likelihood),
+    )
+
+
+def _acceptance(counted: Mapping[str, np.ndarray]) -> tuple[float, float]:
+    """The share of proposals inside the prior's support, and the standard error of its logarithm.
+
+    The draws of a flow that may leave the support have a density that is higher by the factor 1 / that share.
+    """
+    if "accepted" not in counted:
+        return 1.0, 0.0
+    accepted, proposed = (int(counted[name].sum()) for name in ("accepted", "proposed"))
+    rate = max(accepted, 1) / proposed
+    return rate, math.sqrt((1 - rate) / max(accepted, 1))
+
+
+def _log_proposal(flow: Flow, values: Mapping[str, np.ndarray], data: Values, chunk: int) -> Float[np.ndarray, " n"]:
+    """The flow's log-density of its draws, `{site: (shares, size, *shape)}`, for one observation, on all cores."""
+    shares = len(next(iter(values.values())))
+    repeated = {name: jnp.broadcast_to(x, (shares, *x.shape[1:])) for name, x in data.items()}
+    arrays = {name: jnp.asarray(x) for name, x in values.items()}
+    found, error = evaluate_on_cores(flow, arrays, repeated, flow.density_options(), max(1, chunk))
+    check_exact(error)
+    return found.reshape(-1).astype(float)
+
+
+def check_exact(error: Float[np.ndarray, "..."]) -> None:
+    """Weights need densities without error."""
+    if error.any():
+        raise ValueError(
+            "The density of this posterior is estimated with an error (in more than 32 dimensions), so its draws have "
+            "no weights and cannot be refined. Fit with cpe.CPE(), whose density is exact."
+        )
+
+
+@eqx.filter_jit
+def _evaluate(
+    target: Target, values: Values, chunk: int
+) -> tuple[Float[Array, "n d"], Float[Array, " n"], Float[Array, " n"], Float[Array, " n"]]:
+    """Vectors of draws, their log-densities under the prior, log-likelihoods, and `log |dz/dθ|`."""
+    z = target.to_z(values)
+    return z, *in_chunks(target, z, chunk), target.log_volume(values)
+
+
+@eqx.filter_jit
+def _to_values(target: Target, z: Float[Array, "n d"]) -> Values:
+    return target.to_values(z)
+
+
+def _move(
+    target: Target, z: Float[np.ndarray, "n d"], power: float, *, key: PRNGKeyArray, shares: int, chunk: int
+) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"], float]:
+    """A block of moves; shares of the draws in parallel. Returns draws, log-likelihoods, and the share accepted."""
+    keys = jax.random.split(key, shares)
+    strength = jnp.asarray(power, float)
+    each = [(target, jnp.asarray(x), strength, k, chunk) for x, k in zip(np.split(z, shares), keys, strict=True)]
+    done = on_cores(compiled_moves(), each)
+    moved, _, log_l = (np.concatenate([np.asarray(part[i]) for part in done]) for i in range(3))
+    return moved, log_l.astype(float), float(np.mean([float(part[3]) for part in done]))
+
+
+def _first_power(ratio: Float[np.ndarray, " n"], log_l: Float[np.ndarray, " n"]) -> float:
+    """The greatest power of the likelihood whose weights are good; if none is, that with the best."""
+    sizes = effective_size(ratio + POWERS[:, None] * log_l)
+    good = np.flatnonzero(sizes >= ENOUGH * len(ratio))
+    return float(POWERS[good[0] if len(good) else int(np.argmax(sizes))])
+
+
+def _flattened(log_weights: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Weights to a power at which their effective sample size is at least `ROUGH` of the draws: 1 for all but hopeless
+    ones.
+    """
+    for power in np.linspace(1, 0, 101)[:-1]:
+        flat = np.where(np.isfinite(log_weights), power * np.where(np.isfinite(log_weights), log_weights, 0), -np.inf)
+        if effective_size(flat) >= ROUGH * len(flat):
+            break
+    return flat - logsumexp(flat)
+
+
+def _resample(log_weights: Float[np.ndarray, " n"], key: PRNGKeyArray) -> np.ndarray:
+    """Systematic resampling; in random order, so that copies of a draw are in both halves."""
+    first, second = jax.random.split(key)
+    which = np.asarray(systematic(first, jnp.asarray(np.exp(log_weights)), len(log_weights)))
+    return which[np.asarray(jax.random.permutation(second, len(which)))]
+
+
+def _highest_correlation(size: float, n: int) -> float:
+    """The correlation with where moves began at which `LEFT` of a draw's variance is left of the weights' error.
+
+    The mean of `n` resampled draws has the variance `1 / size` in units of a draw's, and moves take a part `ρ²` of its
+    excess over `1 / n` along.
+    """
+    excess = n / max(size, 1.0) - 1
+    return float(np.clip(math.sqrt(LEFT / max(excess, 1e-9)), LOWEST, 0.7))
+
+
+def _correlation(start: Float[np.ndarray, "n d"], end: Float[np.ndarray, "n d"]) -> float:
+    """The highest correlation, over columns, of draws with where they began."""
+    a, b = (x - x.mean(0) for x in (start, end))
+    spread = np.sqrt((a**2).sum(0) * (b**2).sum(0))
+    return float(np.where(spread > 0, (a * b).sum(0) / np.where(spread > 0, spread, 1.0), 1.0).max())
+
+
+def _check_any(ratio: Float[np.ndarray, " n"], likelihood: Likelihood, bad: int) -> None:
+    if not np.isfinite(ratio).any():
+        why = f"; for {bad} of them it is not a number" if bad else ""
+        raise FloatingPointError(
+            f"None of {len(ratio)} draws of the posterior has a density by {likelihood.words} that is above zero"
+            f"{why}. The data may be impossible under the model, or unlike any simulation: see cpe.check."
+        )
+
+
+def _doubts(
+    found: Mapping[str, Any], mixed: bool, highest: float, bad: int, n: int, likelihood: Likelihood
+) -> dict[str, str]:
+    """What is doubtful, by its kind, as sentences."""
+    out = {}
+    way = "Fit with more simulations, or with simulations near the observation; or draw more."
+    if not found["pareto_k"] <= HIGHEST_K:
+        out["weights"] = (
+            f"the posterior's draws are far from prior × likelihood (Pareto k {found['pareto_k']:.2f}, above "
+            f"{HIGHEST_K}; effective sample size {found['effective_sample_size']:.0f}): the evidence, and how much of "
+            f"the posterior each of several modes has, cannot be relied upon. {way}"
+        )
+    if not mixed:
+        out["moves"] = (
+            f"{found['moves']} moves of each draw were not enough: {100 * found['distinct_share']:.1f} % of the draws "
+            f"are distinct, and their correlation with where they began is {found['start_correlation']:.2f}, where "
+            f"{highest:.2f} would do. {way}"
+        )
+    if bad:
+        out["numbers"] = f"{likelihood.words} is not a number for {bad} of {n} draws, which count as impossible."
+    return out
+
+
+# Whether refinement helps, on held-out simulations
+
+
+def score_held_out(
+    flow: Flow,
+    likelihood: Likelihood,
+    values: Mapping[str, Any],
+    parameters: Collection[str],
+    *,
+    key: PRNGKeyArray,
+    draws: int = 100,
+) -> dict[str, float | int]:
+    """The mean log-density of the true parameters of held-out simulations, as the flow has it and refined.
+
+    Refined it is `log π + log L − log Ẑ`, with `Ẑ` the mean weight of `draws` draws of the flow and of the truth
+    itself, so that it is no more than `log(draws + 1)` above the flow's: it never flatters.
+
+    **Arguments:** `values`: simulations `{site: (m, *shape)}`; `parameters`: the sites that are not data.
+
+    **Returns:** `n`, the simulations; `plain` and `refined`, the means in nats; `error`, the standard error of their
+    difference; `draws`. A likelihood that makes a truth impossible scores −∞.
+    """
+    truth = {name: jnp.asarray(values[name], float) for name in parameters}
+    data = {name: jnp.asarray(x, float) for name, x in values.items() if name not in truth}
+    m = len(next(iter(truth.values())))
+    chunk = max(1, MOST_NUMBERS // max(1, flow.numbers_per_draw()))
+    drawn, counted = draw_on_cores(flow, data, jax.random.split(key, m), draws, flow.draw_options(), chunk)
+    both = {name: jnp.concatenate([truth[name][:, None], jnp.asarray(drawn[name])], axis=1) for name in truth}
+    found, error = evaluate_on_cores(flow, both, data, flow.density_options(), max(1, chunk // 2))
+    check_exact(error)
+    log_q = found.astype(float)
+    if "accepted" in counted:
+        rate = np.maximum(counted["accepted"].sum(1), 1) / counted["proposed"].sum(1)
+        log_q = log_q - np.log(rate)[:, None]
+    several = max(1, MOST_NUMBERS // max(1, likelihood.numbers_per_value() * (draws + 1)))
+    shares = min(cores(), m)
+    which = np.arange(shares * -(-m // shares)).reshape(shares, -1) % m  # the last is filled
+    parts = [jax.tree.map(lambda x, w=w: x[w], (both, data)) for w in which]
+    done = on_cores(_log_joint, [(flow.coordinates, likelihood, *part, several) for part in parts])
+    log_p = np.concatenate([np.asarray(x) for x in done])[:m].astype(float)
+    log_p = np.where(np.isnan(log_p) | np.isposinf(log_p), -np.inf, log_p)
+    with np.errstate(invalid="ignore"):
+        log_w = np.where(np.isfinite(log_p), log_p - log_q, -np.inf)
+        refined = np.where(
+            np.isfinite(log_p[:, 0]), log_p[:, 0] - logsumexp(log_w, axis=1) + math.log(draws + 1), -np.inf
+        )
+        gain = refined - log_q[:, 0]
+    spread = float(gain.std() / math.sqrt(m)) if np.isfinite(gain).all() else math.inf
+    mean = {"plain": float(log_q[:, 0].mean()), "refined": float(refined.mean())}
+    return {"n": m, **mean, "error": spread, "draws": int(draws)}
+
+
+@eqx.filter_jit
+def _log_joint(
+    coordinates: Any, likelihood: Likelihood, values: Values, data: Values, batch: int
+) -> Float[Array, "m k"]:
+    """`log π + log L` of parameters `{site: (m, k, *shape)}` for each of `m` observations."""
+
+    def one(x: tuple[Values, Values]) -> Float[Array, " k"]:
+        theta, data = x
+        prior = jax.vmap(lambda v: coordinates.log_prior({**v, **data}))(theta)
+        return prior + likelihood(theta, data)
+
+    m = len(next(iter(values.values())))
+    return jax.lax.map(one, (values, data), batch_size=max(1, min(m, batch)))
+
+
+def helps(score: Mapping[str, float | int]) -> bool:
+    """Whether refinement raises the log-density of held-out parameters, beyond two standard errors."""
+    return score["refined"] - score["plain"] > 2 * score["error"]
