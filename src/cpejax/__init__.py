@@ -28,7 +28,7 @@ from cpejax.program.simulator import Simulator
 from cpejax.program.sites import Site
 
 if TYPE_CHECKING:
-    from cpejax import metrics, plot, tasks
+    from cpejax import diagnostics, metrics, plot, tasks
     from cpejax.diagnostics.check import Check, check
     from cpejax.inference.compare import Comparison, compare
     from cpejax.runs.report import report
@@ -64,6 +64,7 @@ __all__ = [
     "VectorFlow",
     "check",
     "compare",
+    "diagnostics",
     "emulate",
     "fit",
     "invert",
@@ -81,6 +82,7 @@ _LATER = {
     "Comparison": "cpejax.inference.compare",
     "check": "cpejax.diagnostics.check",
     "compare": "cpejax.inference.compare",
+    "diagnostics": "cpejax",
     "metrics": "cpejax",
     "plot": "cpejax",
     "reference": "cpejax.tasks._reference",

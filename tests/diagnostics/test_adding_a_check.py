@@ -12,9 +12,7 @@ from arviz_base import from_dict
 
 import cpejax as cpe
 from cpejax import plot
-from cpejax.diagnostics import registry
-from cpejax.diagnostics.null import p_value
-from cpejax.diagnostics.registry import Diagnostic, Share
+from cpejax.diagnostics import Diagnostic, Share, p_value, registry
 
 
 def program():

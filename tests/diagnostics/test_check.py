@@ -533,3 +533,26 @@ def test_equal_draws_are_ranked_at_random():
     rng = np.random.default_rng(0)
     ranks = rank(np.zeros((2000, 11)), rng)
     assert p_value(ranks, 10) > 0.001
+
+
+def scalar():
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(mu, 1.0))
+
+
+class ExactScalar:
+    """The conjugate posterior of `scalar`."""
+
+    program = staticmethod(scalar)
+    graph = cpe.Model(scalar, observed=["y"]).graph
+
+    def sample(self, n, given, *, key):
+        y = np.asarray(given["y"], float)
+        noise = np.asarray(jax.random.normal(key, (n, *y.shape)))
+        return from_dict({"posterior": {"mu": (y / 2 + noise / 2**0.5)[None]}})
+
+
+def test_an_observation_that_is_one_number():
+    found = cpe.check(ExactScalar(), given={"y": 0.3}, n=100, draws=50, key=jax.random.key(0))
+    assert found.ok, found
+    assert found.predictive.observed["y"] == 0.3

@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import cpejax as cpe
-from cpejax.program import inverse as _invert
 from cpejax.program.conditional import MOST_UNROLLED
 
 ORDERS = ("prior", "leaf")

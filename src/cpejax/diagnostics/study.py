@@ -121,7 +121,7 @@ class Study:
         if observed is not None:
             self.distances = compare(self.flat_data(rows), self.flat_data(observed))
             worst = self.distances.worst
-            self.one = {name: x[worst] for name, x in observed.items()}
+            self.one = {name: x[worst, ...] for name, x in observed.items()}
             if len(self.distances.p) > 1:
                 self.which = f"Observation {worst}, the least typical: "
         self.of_one: dict[str, np.ndarray] = {}

@@ -27,9 +27,9 @@ from cpejax.coordinates.base import Prior, with_data
 from cpejax.coordinates.prior import Coordinates, Values, plates_last
 from cpejax.coordinates.standardise import Fixed
 from cpejax.coordinates.vector import Kind, labels_of
-from cpejax.flows.base import Flow, Method, check_options
+from cpejax.flows.base import Flow
 from cpejax.flows.conditioning import DataVector
-from cpejax.flows.diffusion import Diffusion, Equation, Predict, check_rates
+from cpejax.flows.diffusion import Diffusion, DiffusionMethod, Equation, Predict
 from cpejax.flows.ode import Solver, log_density, step_options
 from cpejax.flows.strata import TimeStrata
 from cpejax.nn.attention import Transformer
@@ -275,7 +275,7 @@ def _patterns(graph: Graph) -> list[tuple[str, ...]]:
 
 
 @dataclass(frozen=True)
-class AIO(Method):
+class AIO(DiffusionMethod):
     """All-in-one posterior estimation (Gloeckler et al. 2024), with the paper's transformer.
 
     It conditions on any subset of sites: `given` may hold parameters, and lack data. What is not given is drawn,
@@ -300,7 +300,6 @@ class AIO(Method):
     flow: ClassVar[type[Flow]] = AIOFlow
     training: ClassVar[Mapping[str, Any]] = {"learning_rate": 1e-3, "weight_decay": 0.0}
 
-    coordinates: Kind = "plain"
     mask: Mask = "directed"
     layers: int = 1
     heads: int = 1
@@ -308,13 +307,9 @@ class AIO(Method):
     name: int = 32
     condition: int = 8
     widening: int = 4
-    sampler: Equation = "ode"
-    beta_min: float = 0.1
-    beta_max: float = 10.0
 
     def __post_init__(self) -> None:
-        check_options(self)
-        check_rates(self.beta_min, self.beta_max)
+        super().__post_init__()
         width = self.value + self.name + self.condition
         if width % self.heads:
             raise ValueError(f"value + name + condition is {width}, which {self.heads} heads cannot share equally.")

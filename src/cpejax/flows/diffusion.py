@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from cpejax.coordinates.vector import Kind
+from cpejax.flows.base import Method, check_options
 from cpejax.flows.ode import Field, Solver, grid, solver_options, step_options, transport
 from cpejax.flows.strata import TimeStrata
 
@@ -122,9 +124,19 @@ class Diffusion:
         return jax.lax.scan(step, u, jnp.arange(steps))[0]
 
 
-def check_rates(low: Any, high: Any) -> None:
-    """The rates of a diffusion, as options of a method."""
-    if not all(isinstance(x, int | float) for x in (low, high)) or not 0 <= low < high < math.inf:
-        raise ValueError(
-            f"beta_min and beta_max must be numbers, 0 <= beta_min < beta_max; found {low!r} and {high!r}."
-        )
+@dataclass(frozen=True)
+class DiffusionMethod(Method):
+    """The options that methods by a diffusion have in common: see `cpe.PSE`."""
+
+    coordinates: Kind = "plain"
+    sampler: Equation = "ode"
+    beta_min: float = 0.1
+    beta_max: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        low, high = self.beta_min, self.beta_max
+        if not all(isinstance(x, int | float) for x in (low, high)) or not 0 <= low < high < math.inf:
+            raise ValueError(
+                f"beta_min and beta_max must be numbers, 0 <= beta_min < beta_max; found {low!r} and {high!r}."
+            )

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.prior import Values
-from cpejax.coordinates.vector import Kind
-from cpejax.flows.base import Flow, Method, check_options
-from cpejax.flows.diffusion import Diffusion, Equation, Predict, check_rates
+from cpejax.flows.base import Flow
+from cpejax.flows.diffusion import Diffusion, DiffusionMethod, Equation, Predict
 from cpejax.flows.joint import JointFlow
 from cpejax.flows.ode import Field, Solver
 from cpejax.flows.strata import TimeStrata
@@ -68,7 +67,7 @@ class PSEFlow(JointFlow):
 
 
 @dataclass(frozen=True)
-class PSE(Method):
+class PSE(DiffusionMethod):
     """Posterior score estimation (Sharrock et al. 2024), with the paper's network.
 
     **Arguments:**
@@ -89,17 +88,9 @@ class PSE(Method):
     flow: ClassVar[type[Flow]] = PSEFlow
     training: ClassVar[Mapping[str, Any]] = {"learning_rate": 3e-4, "weight_decay": 0.0}
 
-    coordinates: Kind = "plain"
     embed: Mapping[str, Embedding] = field(default_factory=dict)
     width: int = 128
     hidden: int = 256
-    sampler: Equation = "ode"
-    beta_min: float = 0.1
-    beta_max: float = 10.0
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        check_rates(self.beta_min, self.beta_max)
 
     def least_weights(self) -> int:
         return self.width**2 + self.hidden**2

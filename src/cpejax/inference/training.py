@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from cpejax.flows.base import Flow, trainable
 from cpejax.inference.checkpoints import digest_tree, load_checkpoint, run_of_checkpoint, save_checkpoint
 from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.settings import DIVERGED, History, Training
-from cpejax.util.arrays import Packing, Structure, Weights, clip, copy, fast_key, scan_batches, separate
+from cpejax.util.arrays import Packing, Weights, clip, copy, fast_key, scan_batches
 from cpejax.util.cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
 from cpejax.util.keys import key_words
 
@@ -124,7 +123,6 @@ def train(
             (states, best), history, epoch_number = found
 
     run_epoch = _epoch(optimiser, settings.average, batch, batches)
-    arrays, structures = zip(*map(separate, parts), strict=True)
     seed = key_words(key_epochs)
 
     def order_of(epoch: int) -> np.ndarray:
@@ -148,16 +146,13 @@ def train(
         while epoch_number < epochs and not history.stopped:
             rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), float)
             now = jnp.asarray(epoch_number), jnp.asarray(following), rate
+            given = [(part, own, *now) for part, own in zip(parts, rows_following, strict=True)]
             if compiled is None:  # traced here, not on the threads, which do not see `with jax.default_device(...)`
-                each = zip(structures, arrays, rows_following, states, strict=True)
-                lowered = [run_epoch.lower(s, a, r, *now, state) for s, a, r, state in each]
+                lowered = [run_epoch.lower(*each) for each in zip(given, states, strict=True)]
                 interrupt.check()
                 compiled = compile_each(lowered, threads, known(options))
                 interrupt.wait_for_epochs()
-            done = threads.map(
-                lambda run, a, r, state, now=now: jax.block_until_ready(run(a, r, *now, state)),
-                *(compiled, arrays, rows_following, states),
-            )
+            done = threads.map(lambda run, *each: jax.block_until_ready(run(*each)), compiled, given, states)
             if epoch_number + 1 < epochs:  # while they run
                 following, rows_following = order_of(epoch_number + 1), rows_of(epoch_number + 1)
             states, losses, values = map(list, zip(*done, strict=True))
@@ -249,17 +244,9 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
     the learning rate; and from the part's state, to the next state, the mean loss and the validation loss.
     """
 
-    @partial(jax.jit, static_argnames="structure", donate_argnames="state")
-    def run_epoch(
-        structure: Structure,
-        arrays: list[Array],
-        training_rows: Any,
-        epoch: Array,
-        order: Array,
-        rate: Array,
-        state: State,
-    ) -> tuple[State, Array, Array]:
-        part: TrainedPart = structure.with_arrays(arrays)
+    @eqx.filter_jit(donate="all-except-first")
+    def run_epoch(given: tuple[TrainedPart, Any, Array, Array, Array], state: State) -> tuple[State, Array, Array]:
+        part, training_rows, epoch, order, rate = given
 
         def loss(weights: Weights, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
             return part.flow(weights).loss(rows, key)
@@ -270,8 +257,7 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
             value, gradient = channels_last(jax.value_and_grad(loss))(weights, rows, key)
             change, optimiser_state = optimiser.update(gradient, optimiser_state, weights)
             weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
-            keep = count / (count + 10.0) if keep_average else 0.0
-            average = jax.tree.map(lambda a, w: keep * a + (1 - keep) * w, average, weights)
+            average = optax.incremental_update(weights, average, 10.0 / (count + 10.0) if keep_average else 1.0)
             return State(weights, average, optimiser_state, count + 1), value
 
         keys = jax.random.split(fast_key(jax.random.fold_in(part.key, epoch)), batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import equinox as eqx
@@ -56,3 +57,28 @@ def on_rows(net: eqx.nn.Linear | eqx.nn.MLP, x: Float[Array, "*rows d"]) -> Floa
 def split_columns(weight: Float[Array, "o i"], *sizes: int) -> tuple[Float[Array, "o _"], ...]:
     """A layer's weights for each part of its input; kept apart: gradients of slices are slow to put together."""
     return tuple(jnp.split(weight, np.cumsum(sizes)[:-1].tolist(), axis=1))
+
+
+def dense(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array, "k *rows o"]:
+    """The products of rows with weights of each node."""
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
+    return jnp.einsum("kri,koi->kro", flat, w).reshape(*x.shape[:-1], w.shape[1])
+
+
+def dense_first(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array, "o k *rows"]:
+    """The products of `dense` with the axis of outputs first."""
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
+    return jnp.einsum("koi,kri->okr", w, flat).reshape(w.shape[1], *x.shape[:-1])
+
+
+def outer(x: Float[Array, "k *rows"], w: Float[Array, "k o"]) -> Float[Array, "k *rows o"]:
+    """`dense` of single values; as a product, whose derivative is then one too, and not a slow sum."""
+    return jnp.einsum("kr,ko->kro", x.reshape(len(x), -1), w).reshape(*x.shape, -1)
+
+
+def repeat(x: Float[Array, "rows m"], times: int, n: int) -> Float[Array, "rows n"]:
+    """The first `n` of the columns, each repeated this many times.
+
+    By a product, which is computed once: what is repeated otherwise is computed anew wherever it is read.
+    """
+    return x @ np.eye(x.shape[1], dtype=np.float32)[:, np.arange(n) // times]

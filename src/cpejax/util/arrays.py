@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -47,26 +46,6 @@ class Packing:
         """The tree with these weights."""
         alone, together = iter(weights[:-1]), iter(self.unravel(weights[-1]))
         return jax.tree.unflatten(self.structure, [next(alone if large else together) for large in self.large])
-
-
-@dataclass(frozen=True)
-class Structure:
-    """All of a tree but its arrays."""
-
-    tree: Any
-    leaves: tuple
-
-    def with_arrays(self, arrays: list[Array]) -> Any:
-        """The tree with these arrays."""
-        each = iter(arrays)
-        return jax.tree.unflatten(self.tree, [next(each) if x is None else x for x in self.leaves])
-
-
-def separate(tree: Any) -> tuple[list[Array], Structure]:
-    """The arrays of a tree, and the rest. Done once: `eqx.filter_jit` would take a millisecond for it in each call."""
-    leaves, structure = jax.tree.flatten(tree)
-    arrays = jax.device_put([x for x in leaves if eqx.is_array(x)])
-    return arrays, Structure(structure, tuple(None if eqx.is_array(x) else x for x in leaves))
 
 
 def scan_batches(

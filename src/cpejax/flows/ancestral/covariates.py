@@ -121,7 +121,7 @@ def regression(graph: Graph, constants: Mapping[Table, np.ndarray], name: str) -
     columns += [spread(constants[t][0, ..., :-2], t.plates) for t in multiplied(graph, constants, name)]
     outer = [g for g in graph.around(name) - set(plates) if graph.plates[g] * members <= 10**7]
     groups = [spread(np.eye(graph.plates[g]), (g,)) for g in outer]
-    curves = [spread(_curve(x), (p,)) for p, x in _along(graph).items() if p in plates]
+    curves = [spread(curve, (p,)) for p, curve in _curves(graph).items() if p in plates]
     picked = [(link.source, link.index.values[..., 0]) for link in picks(graph) if set(link.source) <= set(plates)]
     factors = groups + [spread(np.eye(index.max() + 1)[index], source) for source, index in picked]
     columns = [np.concatenate(columns, axis=1)]
@@ -146,13 +146,14 @@ def _basis(design: list[np.ndarray]) -> np.ndarray:
     return u[:, scale > 1e-5 * scale.max()].astype(np.float32)
 
 
-def _along(graph: Graph) -> dict[str, np.ndarray]:
-    """Covariates `(members, columns)` along each plate whose members are too many to be told apart one by one."""
+def _curves(graph: Graph) -> dict[str, np.ndarray]:
+    """The columns of `_curve` along each plate whose members are too many to be told apart one by one."""
     found: dict[str, list[np.ndarray]] = {}
     for c in graph.constants.values():
         if len(c.plates) == 1 and graph.plates[c.plates[0]] > FEW_MEMBERS and not c.index:
             found.setdefault(c.plates[0], []).append(np.asarray(c.values, float))
-    return {plate: x for plate, each in found.items() if _curve(x := np.concatenate(each, axis=-1)).size}
+    curves = {plate: _curve(np.concatenate(each, axis=-1)) for plate, each in found.items()}
+    return {plate: curve for plate, curve in curves.items() if curve.size}
 
 
 def _scaled(constant: Constant, values: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +13,8 @@ import numpy as np
 from jax.scipy.special import ndtr, ndtri
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float
+
+from cpejax.nn.normal import add, between, between_by_tails, log_sum_exp, tail
 
 SMALLEST = 1e-35
 """A probability that float32 can hold; beyond it `w` stays at ±12.3."""
@@ -32,11 +33,6 @@ RANGE = 30.0
 """Bound of the logarithms of weights, before they are normalised."""
 HALVINGS = 20
 """Of the bracket of a quantile, before Newton's method."""
-COEFFICIENTS = (
-    *(-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806),
-    *(0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277),
-)
-"""Of the logarithm of the normal tail, in powers of `1 / (1 + |x| / √8)`."""
 
 
 def quantile(z: Array) -> Array:
@@ -77,7 +73,7 @@ class Mixture(eqx.Module):
         weights, log_scales = jnp.clip(weights, -RANGE, RANGE), jnp.clip(log_scales, NARROWEST, WIDEST)
         # Mass beyond the edges is cut off; means stay near, so that not all of it is.
         furthest = jnp.where(uniform, jnp.minimum(2 * EDGE, EDGE + OUTSIDE * jnp.exp(log_scales)), FURTHEST)
-        return cls(weights - _log_sum_exp(weights), jnp.clip(means, -furthest, furthest), log_scales, uniform)
+        return cls(weights - log_sum_exp(weights), jnp.clip(means, -furthest, furthest), log_scales, uniform)
 
     def _flat(self, rows: tuple[int, ...]) -> Mixture:
         """The mixtures of all `rows` along one axis: over the first of two axes a CPU sums many times as fast."""
@@ -100,8 +96,8 @@ class Mixture(eqx.Module):
     def log_density(self, z: Float[Array, "*rows"], s: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
         """`log F'(z)`; `s = linear(z, uniform)`."""
         flat = self._flat(s.shape)
-        log_f = _log_sum_exp(flat.log_weights - flat.log_scales + norm.logpdf(flat._standardised(s.ravel())))
-        inside = jnp.maximum((jnp.exp(flat.log_weights) * _between(*flat._edges())).sum(0), SMALLEST)
+        log_f = log_sum_exp(flat.log_weights - flat.log_scales + norm.logpdf(flat._standardised(s.ravel())))
+        inside = jnp.maximum((jnp.exp(flat.log_weights) * between(*flat._edges())).sum(0), SMALLEST)
         log_derivative = jnp.where(self.uniform, 0.5 * math.log(12.0) + norm.logpdf(z), 0.0)
         return (log_f - jnp.log(inside)).reshape(s.shape) + log_derivative
 
@@ -109,7 +105,7 @@ class Mixture(eqx.Module):
         """The logarithm of the mass between two coordinates, of a mixture that is not of a uniform prior."""
         flat = self._flat(low.shape)
         a, b = (flat._standardised(jnp.clip(x.ravel(), -FAR, FAR)) for x in (low, high))
-        mass = (jnp.exp(flat.log_weights) * _between(a, b)).sum(0)
+        mass = (jnp.exp(flat.log_weights) * between(a, b)).sum(0)
         return jnp.log(jnp.maximum(mass, SMALLEST)).reshape(low.shape)
 
     def straighten(self, s: Float[Array, "*rows"]) -> Float[Array, "*rows"]:
@@ -117,7 +113,7 @@ class Mixture(eqx.Module):
         flat = self._flat(s.shape)
         d, weights = flat._standardised(s.ravel()), jnp.exp(flat.log_weights)
         first, last = flat._edges()
-        lower, upper = (weights * _between(first, d)).sum(0), (weights * _between(d, last)).sum(0)
+        lower, upper = (weights * between(first, d)).sum(0), (weights * between(d, last)).sum(0)
         smaller = jnp.minimum(lower, upper) / jnp.maximum(lower + upper, SMALLEST)
         return (jnp.where(lower < upper, 1.0, -1.0) * ndtri(jnp.maximum(smaller, SMALLEST))).reshape(s.shape)
 
@@ -128,7 +124,7 @@ class Mixture(eqx.Module):
         edge = jnp.where(self.uniform, EDGE, jnp.inf)
         # One by one: a sum over an axis would write all of its terms to memory, each time.
         components = [
-            (weight, mean, rate, start, _tail(start))
+            (weight, mean, rate, start, tail(start))
             for weight, mean, rate in zip(
                 jnp.exp(self.log_weights), sign * self.means, jnp.exp(-self.log_scales), strict=True
             )
@@ -137,17 +133,17 @@ class Mixture(eqx.Module):
 
         def below(s: Array) -> Array:
             """The mass between the lower edge and `s`."""
-            return _sum(
-                weight * _difference(start, tail, x, _tail(x))
-                for weight, mean, rate, start, tail in components
+            return add(
+                weight * between_by_tails(start, below_start, x, tail(x))
+                for weight, mean, rate, start, below_start in components
                 for x in [(s - mean) * rate]
             )
 
         def density(s: Array) -> Array:
-            return _sum(weight * rate * norm.pdf((s - mean) * rate) for weight, mean, rate, _, _ in components)
+            return add(weight * rate * norm.pdf((s - mean) * rate) for weight, mean, rate, _, _ in components)
 
         inside = jnp.where(self.uniform, jnp.maximum(below(jnp.full_like(w, EDGE)), SMALLEST), 1.0)
-        mass = _tail(w) * inside
+        mass = tail(w) * inside
 
         def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
@@ -173,44 +169,3 @@ class Mixture(eqx.Module):
         *_, s = jax.lax.fori_loop(0, 5, improve, (low, high, 0.5 * (low + high)))
         rank = jnp.clip(s / math.sqrt(12.0) + 0.5, 1e-7, 1 - 1e-7)
         return sign * jnp.where(self.uniform, ndtri(rank), jnp.clip(s, -edge, edge))
-
-
-def _sum(terms: Iterable[Array]) -> Array:
-    return functools.reduce(jnp.add, terms)
-
-
-def _log_sum_exp(x: Float[Array, "components *rows"]) -> Float[Array, "*rows"]:
-    """`logsumexp` over the first axis, for finite values."""
-    top = jax.lax.stop_gradient(x.max(0))
-    return top + jnp.log(jnp.exp(x - top).sum(0))
-
-
-def _tail(x: Array) -> Array:
-    """`Φ(−|x|)` by Chebyshev's method, right to seven digits; `jax.scipy.special.ndtr` takes several times as long.
-
-    Reference: Press et al. 1992, Numerical Recipes, section 6.2.
-    """
-    half = math.sqrt(0.5) * jnp.abs(x)
-    t = 1.0 / (1.0 + 0.5 * half)
-    polynomial = jnp.full_like(t, COEFFICIENTS[-1])
-    for c in COEFFICIENTS[-2::-1]:
-        polynomial = c + t * polynomial
-    return 0.5 * t * jnp.exp(polynomial - half * half)
-
-
-def _difference(a: Array, tail_a: Array, b: Array, tail_b: Array) -> Array:
-    """`Φ(b) − Φ(a)` for `a ≤ b`, from the tails they are in."""
-    return jnp.where(a > 0, tail_a - tail_b, jnp.where(b < 0, tail_b - tail_a, 1.0 - tail_a - tail_b))
-
-
-@jax.custom_jvp
-def _between(a: Array, b: Array) -> Array:
-    """`Φ(b) − Φ(a)` for `a ≤ b`."""
-    return _difference(a, _tail(a), b, _tail(b))
-
-
-@_between.defjvp
-def _between_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Two densities; the gradients of all the branches above take five times as long."""
-    (a, b), (da, db) = primals, tangents
-    return _between(a, b), norm.pdf(b) * db - norm.pdf(a) * da

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from cpejax.flows.ancestral.stages import Stage
 from cpejax.flows.ode import Solver, euler, log_density_of_steps, rk45
 from cpejax.flows.strata import TimeStrata
 from cpejax.nn.activations import softsign_linear
+from cpejax.nn.linear import dense, outer, repeat
 from cpejax.nn.time import Fourier
 
 FEATURES = 64
@@ -33,17 +33,6 @@ def _weights(rng: np.random.Generator, nodes: int, fan_in: Any, *shape: int) -> 
     """
     scale = 1 / np.sqrt(np.maximum(np.broadcast_to(fan_in, (nodes,)), 1))
     return jnp.asarray(rng.normal(size=(nodes, *shape)) * scale.reshape(nodes, *(1,) * len(shape)), float)
-
-
-def dense(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array, "k *rows o"]:
-    flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
-    return jnp.einsum("kri,koi->kro", flat, w).reshape(*x.shape[:-1], w.shape[1])
-
-
-def dense_first(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array, "o k *rows"]:
-    """The products of `dense` with the axis of outputs first."""
-    flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
-    return jnp.einsum("koi,kri->okr", w, flat).reshape(w.shape[1], *x.shape[:-1])
 
 
 def lift(b: Float[Array, "k *last"] | Bool[Array, " k"], ndim: int) -> Array:
@@ -132,9 +121,7 @@ class FieldNet(eqx.Module):
     def __call__(self, time: Array, y: Float[Array, "k *rows"], context: Array) -> Float[Array, "k *rows"]:
         """`time` and `context`: what they add to the first layer, `(k, *rows, h)` or broadcast to it."""
         ndim = y.ndim + 1
-        # As a product, though of single values: its derivative is then one too, and not a slow sum.
-        first = jnp.einsum("kr,kh->krh", y.reshape(len(y), -1), self.w1).reshape(*y.shape, -1)
-        h = softsign_linear(first + context + time)
+        h = softsign_linear(outer(y, self.w1) + context + time)
         h = softsign_linear(dense(h, self.w2) + lift(self.b2, ndim))
         h = softsign_linear(dense(h, self.w3) + lift(self.b3, ndim))
         out = dense(h, self.w4[:, None])[..., 0] + lift(self.b4, y.ndim)
@@ -260,10 +247,7 @@ def matching(
     rest = (1,) * len(plates)
     angle = jnp.pi / 2 * t
     columns = jnp.stack([jnp.sin(angle), jnp.cos(angle), jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))])
-    # By a product, which is computed once: what is repeated otherwise is computed anew wherever it is read.
-    sin, cos, weight = (columns @ np.eye(len(t), dtype=np.float32)[:, np.arange(n) // strata.length]).reshape(
-        3, 1, n, *rest
-    )
+    sin, cos, weight = repeat(columns, strata.length, n).reshape(3, 1, n, *rest)
     time = strata.each(field.time(t), axis=1).reshape(k, n, *rest, -1)
     v = field(time, sin * w + cos * noise, hidden)
     u = cos * w - sin * noise

@@ -15,12 +15,13 @@ from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Standardise
 from cpejax.flows.ancestral.covariates import Regression, Table, multiplied
 from cpejax.flows.ancestral.mixture import Mixture, linear, quantile
-from cpejax.flows.ancestral.networks import Context, Counts, GroupNet, dense, dense_first, lift
+from cpejax.flows.ancestral.networks import Context, Counts, GroupNet, lift
 from cpejax.flows.ancestral.plan import Group, Layout
 from cpejax.flows.ancestral.stages import Reading, Stage
 from cpejax.flows.ancestral.unrolled import pick, place, site_rows
 from cpejax.flows.base import Flow
 from cpejax.nn.embeddings import Embedding
+from cpejax.nn.linear import dense, dense_first
 
 Tables = dict[Table, Array]
 

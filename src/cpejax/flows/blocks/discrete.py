@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optimistix as optx
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -31,9 +30,7 @@ from cpejax.flows.conditioning import VectorFlow
 from cpejax.nn.activations import silu
 from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import on_rows
-from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
-from cpejax.program.simulator import Program
 
 InverseBy = Literal["bisection", "regressor"]
 
@@ -57,10 +54,7 @@ class DiscreteFlow(VectorFlow):
 
     def __init__(
         self,
-        program: Program,
-        graph: Graph,
-        simulations: Mapping[str, np.ndarray],
-        *,
+        *args: Any,
         embed: Mapping[str, Embedding],
         coordinates: Kind,
         inverse: Inverse,
@@ -71,8 +65,8 @@ class DiscreteFlow(VectorFlow):
         key: PRNGKeyArray,
         **options: Any,
     ):
-        super().__init__(program, graph, simulations, embed=embed, coordinates=coordinates, like=like)
-        wiring = wire(invert(graph, inverse), self.base.vector)
+        super().__init__(*args, embed=embed, coordinates=coordinates, like=like)
+        wiring = wire(invert(self.coordinates.graph, inverse), self.base.vector)
         first, *keys = jax.random.split(key, 1 + blocks)
         self.parts = [
             ConditionedNet(wiring, self.data.size, positive=True, time=False, width=width, key=k, **options)

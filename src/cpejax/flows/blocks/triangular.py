@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.prior import Values
@@ -31,9 +30,7 @@ from cpejax.flows.conditioning import VectorFlow
 from cpejax.flows.ode import Solver, euler, heun_back, rk45, solver_options, step_options
 from cpejax.flows.strata import TimeStrata
 from cpejax.nn.embeddings import Embedding
-from cpejax.program.graph import Graph
 from cpejax.program.inverse import invert
-from cpejax.program.simulator import Program
 
 
 class TriangularFlow(VectorFlow):
@@ -47,10 +44,7 @@ class TriangularFlow(VectorFlow):
 
     def __init__(
         self,
-        program: Program,
-        graph: Graph,
-        simulations: Mapping[str, np.ndarray],
-        *,
+        *args: Any,
         embed: Mapping[str, Embedding],
         coordinates: Kind,
         inverse: Inverse,
@@ -59,8 +53,8 @@ class TriangularFlow(VectorFlow):
         key: PRNGKeyArray,
         **options: Any,
     ):
-        super().__init__(program, graph, simulations, embed=embed, coordinates=coordinates, like=like)
-        wiring = wire(invert(graph, inverse), self.base.vector)
+        super().__init__(*args, embed=embed, coordinates=coordinates, like=like)
+        wiring = wire(invert(self.coordinates.graph, inverse), self.base.vector)
         self.part = ConditionedNet(wiring, self.data.size, positive=False, time=True, reads=reads, key=key, **options)
         self.reads = reads
 

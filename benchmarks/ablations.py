@@ -1,0 +1,330 @@
+"""What each form that is there for XLA's CPU backend gains: each is replaced by the plain one in turn.
+
+    python benchmarks/ablations.py                        # all models; about a quarter of an hour
+    python benchmarks/ablations.py "two moons" --rounds 5 # one of them, fewer rounds
+    python benchmarks/ablations.py "two moons" --only key clip   # and some of the forms
+    python benchmarks/ablations.py --docs                 # the table of docs/inference.md, from the results
+
+Variants take turns in one process, an epoch and 10,000 draws at a time, with one more before that does not count, and
+are compared with the default of the same round. What is compared is the processor's time, of all cores, which
+others who use the machine as well hardly change. The figure is the median ratio, with its quartiles; `nothing` changes
+nothing: what it differs from 1 by is noise. Two moons and the hierarchical example are trained by `CPE()` as by
+default, in parts; forms that it has no use for are measured with a method or a model that has.
+
+Results are written to benchmarks/results/ablations.json as they come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import optax
+import page
+from jax.scipy.special import ndtr, ndtri
+from jax.scipy.stats import norm
+
+import cpejax as cpe
+from cpejax.flows.ancestral import networks
+from cpejax.flows.ancestral.mixture import SMALLEST, Mixture
+from cpejax.flows.blocks import network
+from cpejax.inference import sampling
+from cpejax.inference.progress import Bar
+from cpejax.nn import activations, linear, normal
+from cpejax.tasks import two_moons
+from cpejax.util import arrays, cores
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "ablations.json"
+DRAWS = 10_000
+
+
+# What is measured
+
+
+def images() -> None:
+    """A blob in an image, somewhere."""
+    at = numpyro.sample("at", dist.Uniform(-1.0, 1.0).expand([2]).to_event(1))
+    side = jnp.linspace(-1.0, 1.0, 16)
+    blob = jnp.exp(-8 * ((side[:, None] - at[0]) ** 2 + (side - at[1]) ** 2))
+    numpyro.sample("x", dist.Normal(blob, 0.1).to_event(2))
+
+
+def model(name: str) -> tuple[cpe.Model, cpe.Method, int]:
+    """A model, its method, and its number of simulations."""
+    if name == "hierarchical":
+        return cpe.Model(runpy.run_path(str(ROOT / "examples" / "hierarchical.py"))["program"]), cpe.CPE(), 10_000
+    if name == "images":
+        embed = cpe.ConvEmbedding((16, 16), dims=2, key=jax.random.key(0))
+        return cpe.Model(images, observed=["x"]), cpe.CPE(embed={"x": embed}), 1_000
+    methods = {"two moons": cpe.CPE(), "FMPE()": cpe.FMPE(), "TriangularCPE()": cpe.TriangularCPE()}
+    return cpe.Model(two_moons.program, observed=["x"]), methods[name], 10_000
+
+
+MODELS = ("two moons", "hierarchical", "FMPE()", "TriangularCPE()", "images")
+CPE = MODELS[:2]
+
+
+# The plain forms
+
+
+def rows_by_vmap(net: Any, x: jax.Array) -> jax.Array:
+    """A network on each row."""
+    return jax.vmap(net)(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+
+
+def log_density(self: Mixture, z: jax.Array, s: jax.Array) -> jax.Array:
+    """`Mixture.log_density` with the axes that the rows have."""
+    log_f = normal.log_sum_exp(self.log_weights - self.log_scales + norm.logpdf(self._standardised(s)))
+    inside = jnp.maximum((jnp.exp(self.log_weights) * normal.between(*self._edges())).sum(0), SMALLEST)
+    return log_f - jnp.log(inside) + jnp.where(self.uniform, 0.5 * jnp.log(12.0) + norm.logpdf(z), 0.0)
+
+
+def straighten(self: Mixture, s: jax.Array) -> jax.Array:
+    """`Mixture.straighten` with the axes that the rows have."""
+    d, weights = self._standardised(s), jnp.exp(self.log_weights)
+    first, last = self._edges()
+    lower, upper = (weights * normal.between(first, d)).sum(0), (weights * normal.between(d, last)).sum(0)
+    smaller = jnp.minimum(lower, upper) / jnp.maximum(lower + upper, SMALLEST)
+    return jnp.where(lower < upper, 1.0, -1.0) * ndtri(jnp.maximum(smaller, SMALLEST))
+
+
+def tail_by_ndtr(x: jax.Array) -> jax.Array:
+    """`Φ(−|x|)`."""
+    return ndtr(-jnp.abs(x))
+
+
+def between_by_autodiff(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`Φ(b) − Φ(a)`, with the gradients of all its branches."""
+    return normal.between_by_tails(a, normal.tail(a), b, normal.tail(b))
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form that is there for speed, what replaces it, and the models that have a use for it.
+
+    `changes`: what is replaced, `(module or class, name, plain form)`; wherever the library has imported it.
+    """
+
+    what: str
+    changes: tuple[tuple[Any, str, Any], ...]
+    models: tuple[str, ...] = CPE
+
+
+FORMS = {
+    "nothing": Form("the default once more", (), MODELS),
+    "packing": Form("small weights in one vector; large ones apart", ((arrays, "LARGE", 0),)),
+    "large": Form("large weights apart; not all in one vector", ((arrays, "LARGE", 10**9),)),
+    "gathering": Form("rows of ten batches gathered at once", ((arrays, "GATHERED", 1),)),
+    "key": Form("random numbers by `rbg`", ((arrays, "fast_key", lambda key: key),)),
+    "clip": Form(
+        "gradients clipped by a factor, not by optax",
+        ((arrays, "clip", lambda g, _=None: optax.clip_by_global_norm(10.0).update(g, optax.EmptyState())[0]),),
+    ),
+    "activation": Form("`softsign_linear`, not SiLU", ((activations, "softsign_linear", jax.nn.silu),)),
+    "log-sum-exp": Form("own `log_sum_exp`", ((normal, "log_sum_exp", lambda x: jax.nn.logsumexp(x, axis=0)),)),
+    "tail": Form("own normal tail, not `ndtr`", ((normal, "tail", tail_by_ndtr),)),
+    "between": Form("own derivative of `Φ(b) − Φ(a)`", ((normal, "between", between_by_autodiff),)),
+    "flat": Form(
+        "mixtures of all rows along one axis",
+        ((Mixture, "log_density", log_density), (Mixture, "straighten", straighten)),
+    ),
+    "add": Form("components added one by one", ((normal, "add", lambda terms: jnp.stack(list(terms)).sum(0)),)),
+    "outputs first": Form(
+        "`dense_first`, not transposed `dense`",
+        ((linear, "dense_first", lambda x, w: jnp.moveaxis(linear.dense(x, w), -1, 0)),),
+    ),
+    "outer": Form(
+        "products of single values by `einsum`",
+        ((linear, "outer", lambda x, w: x[..., None] * networks.lift(w, x.ndim + 1)),),
+    ),
+    "repeat": Form(
+        "times repeated by a product",
+        ((linear, "repeat", lambda x, times, n: jnp.repeat(x, times, axis=1)[:, :n]),),
+    ),
+    "wide": Form(
+        "vectors of 512 bits", ((cores, "WIDE", {}),), ("two moons", "hierarchical", "FMPE()", "TriangularCPE()")
+    ),
+    "eigen": Form("products by Eigen", ((cores, "PRODUCTS_BY_EIGEN", {}),), ("FMPE()", "TriangularCPE()", "images")),
+    "silu": Form("own SiLU", ((activations, "silu", jax.nn.silu),), ("FMPE()", "TriangularCPE()")),
+    "weigh": Form(
+        "a transposed copy of weights", ((linear, "weigh", lambda x, w: x @ w.T),), ("FMPE()", "TriangularCPE()")
+    ),
+    "few": Form("narrow layers as sums", ((linear, "FEW", 0),), ("FMPE()", "TriangularCPE()")),
+    "rows": Form("layers on rows, not by `vmap`", ((linear, "on_rows", rows_by_vmap),), ("FMPE()", "TriangularCPE()")),
+    "node by node": Form(
+        "blocks of few nodes one by one",
+        ((network, "UNROLLED", 0), (network, "UNROLLED_BLOCKS", 0)),
+        ("TriangularCPE()",),
+    ),
+    "channels last": Form(
+        "channels last in convolutions", ((cores, "channels_last", lambda function: function),), ("images",)
+    ),
+}
+
+
+@contextmanager
+def replaced(form: Form) -> Iterator[None]:
+    """With the plain form, in every module of the library that has the other by this name."""
+    with ExitStack() as stack:
+        for where, name, plain in form.changes:
+            original = getattr(where, name)
+            modules = [m for key, m in sys.modules.items() if key.startswith("cpejax")]
+            for holder in (where, *(m for m in modules if m is not where and getattr(m, name, None) is original)):
+                stack.enter_context(mock.patch.object(holder, name, plain))
+        yield
+
+
+class Variant(threading.Thread):
+    """A posterior that is fitted an epoch at a time, and then drawn from, with a form replaced."""
+
+    def __init__(self, form: Form, name: str, simulations: cpe.Simulations, epochs: int):
+        super().__init__(daemon=True)
+        self.form, self.model, self.method, self.simulations = form, *model(name)[:2], simulations
+        self.left = epochs
+        self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.posterior: cpe.Posterior | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Fit, when it is this variant's turn."""
+        self.go.acquire()
+        try:
+            self.posterior = cpe.fit(
+                self.model, self.simulations, key=jax.random.key(1), method=self.method, progress=False
+            )
+        finally:
+            self.done.release()
+
+    def pause(self) -> None:
+        """Wait for the next turn; `fit` ends after the last as after Ctrl-C."""
+        self.done.release()
+        self.go.acquire()
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    def epoch(self) -> float:
+        """The processor's seconds of an epoch; the first one, after compiling. After the last, the fit is over."""
+        self.left -= 1
+        with replaced(self.form):
+            began = time.process_time()
+            self.go.release()
+            self.done.acquire()
+            return time.process_time() - began
+
+    def draw(self, given: dict[str, Any], seed: int) -> float:
+        """The processor's seconds of the draws for an observation."""
+        assert self.posterior is not None, "the fit has failed"
+        with replaced(self.form), mock.patch.object(sampling, "_compiled_draw", self._compiled):
+            began = time.process_time()
+            self.posterior.sample(DRAWS, given=given, key=jax.random.key(seed))
+            return time.process_time() - began
+
+    def _compiled(self) -> Callable:
+        if not hasattr(self, "compiled"):  # of its own: what was compiled for another variant has other forms
+            options = cores.known(cores.WIDE)
+            self.compiled = eqx.filter_jit(lambda *args: sampling._draw(*args), compiler_options=options)
+        return self.compiled
+
+
+def pause(*_: Any) -> None:
+    """What `fit` calls at the end of each epoch, instead of its progress bar."""
+    variant = threading.current_thread()
+    assert isinstance(variant, Variant)
+    variant.pause()
+
+
+def summary(ratios: list[float]) -> dict[str, float]:
+    """The median and the quartiles."""
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"ratio": round(middle, 3), "low": round(low, 3), "high": round(high, 3)}
+
+
+def measure(name: str, forms: list[str], rounds: int) -> dict[str, Any]:
+    """What each form gains for a model, in epochs and in draws."""
+    made, _, n = model(name)
+    simulations = cpe.simulate(made, n, key=jax.random.key(0))
+    observations = cpe.simulate(made, rounds + 1, key=jax.random.key(2))
+    default = Form("the default", ())
+    variants = {
+        key: Variant(form, name, simulations, 2 * rounds + 1)
+        for key, form in {"default": default, **{key: FORMS[key] for key in forms}}.items()
+    }
+
+    def turns(what: str, turn: Callable[[Variant, int], float]) -> None:
+        for key, variant in variants.items():
+            print(f"{name}: compiling {what}, {key} ({turn(variant, 0):.1f} s)", flush=True)
+        seconds: dict[str, list[float]] = {key: [] for key in variants}
+        for i in range(1, rounds + 1):
+            keys = [*variants][i % len(variants) :] + [*variants][: i % len(variants)]
+            for key in keys:
+                turn(variants[key], i)
+                seconds[key].append(turn(variants[key], i))
+        out["seconds"][what] = round(statistics.median(seconds["default"]), 4)
+        for key in forms:
+            ratios = [a / b for a, b in zip(seconds[key], seconds["default"], strict=True)]
+            out["forms"].setdefault(key, {})[what] = summary(ratios)
+            print(f"{name}: {what} without {key}: {out['forms'][key][what]}", flush=True)
+
+    out: dict[str, Any] = {"rounds": rounds, "load": os.getloadavg()[0], "seconds": {}, "forms": {}}
+    with mock.patch.object(Bar, "update", pause):
+        turns("epoch", lambda variant, _: variant.epoch())
+        for variant in variants.values():
+            variant.epoch()  # the fit ends
+            variant.join()
+    given = {site: observations[site] for site in made.graph.data}
+    turns("draws", lambda variant, i: variant.draw({site: x[i] for site, x in given.items()}, i))
+    return out
+
+
+def document(found: dict[str, Any]) -> None:
+    """The table of docs/inference.md."""
+    rows = []
+    for key, form in FORMS.items():
+        cells = []
+        for name in MODELS:
+            result = found.get(name, {}).get("forms", {}).get(key)
+            cells.append(" ".join(f"{result[what]['ratio']:.2f}" for what in ("epoch", "draws")) if result else "")
+        rows.append([form.what, *cells])
+    page.fill(ROOT / "docs" / "inference.md", {"ablations": page.table(["", *MODELS], rows)})
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="which (default: all)")
+    parser.add_argument("--only", nargs="+", choices=list(FORMS), default=list(FORMS), help="some of the forms")
+    parser.add_argument("--rounds", type=int, default=15, help="how often all take turns (default: %(default)s)")
+    parser.add_argument("--docs", action="store_true", help="only the table of the documentation")
+    options = parser.parse_args()
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if options.docs:
+        document(found)
+        return
+    for name in options.models or MODELS:
+        forms = [key for key in options.only if name in FORMS[key].models]
+        result = measure(name, forms, options.rounds)
+        result["forms"] = found.get(name, {}).get("forms", {}) | result["forms"]
+        found[name] = result
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
