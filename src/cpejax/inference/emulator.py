@@ -140,9 +140,9 @@ class Emulator(Fitted):
         if many or set(data) != set(self.graph.data):
             raise ValueError(f"given must have one observation of the data sites {list(self.graph.data)}.")
         one = {name: x[0] for name, x in data.items()}
-        traced = isinstance(draws, Mapping) and any(isinstance(x, jax.core.Tracer) for x in draws.values())
-        if traced:
-            return _likelihoods(self.likelihood, {name: draws[name] for name in self.graph.parameters}, one)
+        if not isinstance(draws, xr.DataTree) and any(isinstance(x, jax.core.Tracer) for x in draws.values()):
+            traced = {name: jnp.asarray(draws[name]) for name in self.graph.parameters}
+            return _likelihoods(self.likelihood, traced, one)
         values, shape = check_draws(self, draws, set(data))
         return _likelihoods(self.likelihood, values, one).reshape(shape)
 
@@ -229,7 +229,7 @@ def build_forward(
     """The flow of the forward program; `like`: the `description` of one that it is to be built alike."""
     values = {name: jnp.asarray(simulations[name], float) for name in graph.sites}
     coordinates = DataCoordinates(program, graph, values, like["counts"] if like else None)
-    return method.compile(coordinates, forward(graph), values, key=key, like=like)
+    return method.compile(coordinates, forward(graph), simulations, key=key, like=like)
 
 
 def why_not(model: Model, method: Any) -> str:

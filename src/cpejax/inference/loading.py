@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,9 @@ from cpejax.inference.saving import FORMAT, array_shapes, method_options
 from cpejax.inference.settings import History, Training
 from cpejax.inference.values import centred
 from cpejax.program.model import Model, as_model
-from cpejax.program.probe import Probe, Prober
+from cpejax.program.probe import Probe, Prober, say_doubtful
 from cpejax.program.simulator import Program
 from cpejax.util.files import digest, load_arrays
-from cpejax.util.messages import say
-
-
-def say_doubtful(when: str, doubtful: Sequence[str]) -> None:
-    if doubtful:
-        say(f"Warning: since {when}, {'; '.join(doubtful)}. If it gives other data now, nothing here is right.")
 
 
 def load(folder: str | Path, model: Model | Program, *, method: Method | None = None) -> Posterior:

@@ -78,7 +78,8 @@ class Posterior(Fitted):
         if which == "learned":
             if self.emulator is None:
                 raise ValueError(
-                    "This posterior has no learned likelihood: it was fitted without an emulator. Fit with emulate=True."
+                    "This posterior has no learned likelihood: it was fitted without an emulator. Fit it with "
+                    "emulate=True."
                 )
             return self.emulator.likelihood
         raise ValueError(f"likelihood must be 'program' or 'learned', found {which!r}.")

@@ -12,11 +12,10 @@ import numpy as np
 from jaxtyping import Array
 
 from cpejax.coordinates.prior import Values
-from cpejax.inference.loading import say_doubtful
 from cpejax.inference.values import numbers, plates
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model, as_model
-from cpejax.program.probe import Probe, Prober
+from cpejax.program.probe import Probe, Prober, say_doubtful
 from cpejax.program.simulations import Simulations, finite, say_without_digits, words
 from cpejax.program.simulator import Program
 

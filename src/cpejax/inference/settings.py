@@ -132,9 +132,10 @@ class History:
             return ""
         what = f"{found['simulations']:,} simulations and {found['emulated']:,} emulated ones"
         return (
-            f"{'Trained on' if found['used'] else 'Not trained on'} {what}: the mean log-density of the true parameters "
-            f"of {found['n']} held-out simulations is {found['without']:.3f} without these, {found['with']:.3f} with "
-            f"them (difference {found['with'] - found['without']:+.3f} ± {found['error']:.3f})."
+            f"{'Trained on' if found['used'] else 'Not trained on'} {what}: the mean log-density of the true "
+            f"parameters of {found['n']} held-out simulations is {found['without']:.3f} without these, "
+            f"{found['with']:.3f} with them: a difference of {found['with'] - found['without']:+.3f} ± "
+            f"{found['error']:.3f}."
         )
 
     @property

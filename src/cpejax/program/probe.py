@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -25,6 +25,7 @@ from cpejax.program.graph import Graph
 from cpejax.program.simulator import Program, Simulator
 from cpejax.program.tracing import run
 from cpejax.util.files import digest
+from cpejax.util.messages import say
 
 POINTS = 3
 """The number of simulations at which a program is evaluated."""
@@ -187,3 +188,9 @@ def _constant(x: Any) -> bytes:
     if isinstance(x, tuple):
         return b"(" + b",".join(map(_constant, x)) + b")"
     return type(x).__qualname__.encode()
+
+
+def say_doubtful(when: str, doubtful: Sequence[str]) -> None:
+    """Say what may have changed in a program."""
+    if doubtful:
+        say(f"Warning: since {when}, {'; '.join(doubtful)}. If it gives other data now, nothing here is right.")

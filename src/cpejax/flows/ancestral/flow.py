@@ -42,6 +42,7 @@ from cpejax.coordinates.data import DataCoordinates
 from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Standardise
 from cpejax.flows.ancestral.covariates import regressed, regression, table_constants
+from cpejax.flows.ancestral.mixture import OF_ALL
 from cpejax.flows.ancestral.networks import Context, Counts, GroupNet, log_densities, matching
 from cpejax.flows.ancestral.parallel import divide, joined, rows_of_nodes
 from cpejax.flows.ancestral.plan import Group, layout
@@ -112,13 +113,15 @@ class AncestralFlow(SamplingFlow):
         self.plan = layout(conditional, sizes, features, columns, embedded)
         rng = np.random.default_rng(key_words(key))
         uniform = coordinates.uniform
+        sizes_of_nets = (width, depth, hidden, components, rng, like is None or "relative" in like)
         self.groups = [
-            GroupNet(g, [sites[n].origin in uniform for n, _ in g.nodes], width, depth, hidden, components, rng)
-            for g in self.plan.groups
+            GroupNet(g, [sites[n].origin in uniform for n, _ in g.nodes], *sizes_of_nets) for g in self.plan.groups
         ]
 
     def description(self) -> dict[str, Any]:
         about = {"heavy": {name: list(s.heavy) for name, s in self.standard.items()}}
+        if self.groups[0].mixture.shape[1] % 3 == OF_ALL:
+            about["relative"] = {}
         if self.summaries:
             about["summaries"] = {name: list(s.heavy) for name, s in self.summaries.items()}
         if isinstance(self.coordinates, DataCoordinates):

@@ -29,6 +29,10 @@ FURTHEST = 30.0
 """Bound of a mean where the prior has no edges."""
 OUTSIDE = 8.0
 """Maximum number of its scales by which a component's mean is outside the prior's edges: some of its mass is inside."""
+MOST_SCALES = 1e5
+"""Bound of a mean in units of the common scale."""
+OF_ALL = 2
+"""Outputs of a network that all components have in common: a location and the logarithm of a scale."""
 RANGE = 30.0
 """Bound of the logarithms of weights, before they are normalised."""
 HALVINGS = 20
@@ -60,16 +64,25 @@ class Mixture(eqx.Module):
     uniform: Bool[Array, "..."]
 
     @classmethod
-    def from_numbers(cls, x: Float[Array, "three_components *rows"], uniform: Bool[Array, "..."]) -> Mixture:
+    def from_numbers(cls, x: Float[Array, "outputs *rows"], uniform: Bool[Array, "..."]) -> Mixture:
         """From a network's output, for zeros a mixture that covers N(0, 1).
+
+        The output has a location and the logarithm of a scale, in which the components' own means and scales are given:
+        a narrow distribution needs one precise output then, not one for each component. (Without these two, means
+        and scales are those of the coordinate: so have flows of before.)
 
         Whatever the output is, if it is finite, the mixture is a distribution: its values are kept within bounds in
         which float32 resolves its density, its distribution function and the mass inside the prior's edges.
         """
-        weights, means, log_scales = jnp.split(x, 3)
+        relative = len(x) % 3 == OF_ALL
+        weights, means, log_scales = jnp.split(x[OF_ALL:] if relative else x, 3)
         if (components := len(means)) > 1:
             start = np.linspace(-1.5, 1.5, components, dtype=np.float32)
             means, log_scales = means + start.reshape(-1, *(1,) * (x.ndim - 1)), log_scales - 0.5
+        if relative:
+            location, log_scale = jnp.clip(x[:1], -FURTHEST, FURTHEST), jnp.clip(x[1:2], NARROWEST, WIDEST)
+            means = location + jnp.exp(log_scale) * jnp.clip(means, -MOST_SCALES, MOST_SCALES)
+            log_scales = log_scale + jnp.clip(log_scales, -RANGE, RANGE)
         weights, log_scales = jnp.clip(weights, -RANGE, RANGE), jnp.clip(log_scales, NARROWEST, WIDEST)
         # Mass beyond the edges is cut off; means stay near, so that not all of it is.
         furthest = jnp.where(uniform, jnp.minimum(2 * EDGE, EDGE + OUTSIDE * jnp.exp(log_scales)), FURTHEST)

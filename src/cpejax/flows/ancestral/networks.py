@@ -13,7 +13,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Int
 
 from cpejax.coordinates.standardise import Fixed
-from cpejax.flows.ancestral.mixture import Mixture
+from cpejax.flows.ancestral.mixture import OF_ALL, Mixture
 from cpejax.flows.ancestral.plan import Group
 from cpejax.flows.ancestral.stages import Stage
 from cpejax.flows.ode import Solver, euler, log_density_of_steps, rk45
@@ -152,6 +152,7 @@ class GroupNet(eqx.Module):
         hidden: int,
         components: int,
         rng: np.random.Generator,
+        relative: bool = True,
     ):
         nodes = len(group.nodes)
         self.which = Nodes(jnp.arange(nodes), jnp.asarray(uniform))
@@ -159,7 +160,7 @@ class GroupNet(eqx.Module):
         # regression of many members on what tells them apart is read as well.
         depths = [depth if s.pool is None else 0 if s.light else -(-depth // 2) for s in group.stages]
         self.stages = [StageNet(group, s, nodes, width, d, rng) for s, d in zip(group.stages, depths, strict=True)]
-        m = 3 * components
+        m = 3 * components + (OF_ALL if relative else 0)
         self.mixture = jnp.zeros((nodes, m, width))
         self.mixture_bias = jnp.zeros((nodes, m))
         self.mixture_linear = [jnp.zeros((nodes, m, r.columns.shape[-1])) for r in group.stages[-1].readings]

@@ -27,8 +27,8 @@ from cpejax.flows.ancestral.covariates import (
     table_constants,
 )
 from cpejax.flows.ancestral.stages import Places, Stage, pooled_raw, readings_at, stages_of, with_axis
+from cpejax.program.conditional import ConditionalProgram
 from cpejax.program.graph import Graph
-from cpejax.program.inverse import PosteriorProgram
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class LevelRun:
 class Layout:
     """The whole plan. Equality is identity: it is static in compiled functions."""
 
-    posterior: PosteriorProgram
+    posterior: ConditionalProgram
     sizes: dict[str, int]  # coordinates of one member of each parameter site
     widths: dict[Table, int]  # columns of each table, with the zero column (last but one) and the waste column (last)
     features: dict[str, tuple[Table, slice]]  # where a site's features are
@@ -96,7 +96,7 @@ MOST_PRODUCTS = 256
 
 
 def layout(
-    posterior: PosteriorProgram,
+    posterior: ConditionalProgram,
     sizes: dict[str, int],
     features: dict[str, int],
     summaries: Mapping[str, int] | None = None,
@@ -189,7 +189,7 @@ def _measured(graph: Graph) -> dict[str, str]:
 
 
 def _levels(
-    posterior: PosteriorProgram,
+    posterior: ConditionalProgram,
     group_of: dict[str, int],
     sizes: dict[str, int],
     features: dict[str, int],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from cpejax.coordinates.data import DataCoordinates
-from cpejax.coordinates.prior import Coordinates, Values
+from cpejax.coordinates.prior import Values
 from cpejax.coordinates.standardise import Standardise
 from cpejax.flows.ancestral.covariates import Regression, Table, multiplied
 from cpejax.flows.ancestral.mixture import Mixture, linear, quantile
@@ -34,7 +35,7 @@ class ReadingFlow(Flow):
     """
 
     plan: Layout = eqx.field(static=True)
-    coordinates: Coordinates | DataCoordinates
+    coordinates: Any  # Coordinates of parameters, or DataCoordinates
     standard: dict[str, Standardise]
     summaries: dict[str, Standardise]
     embed: dict[str, Embedding]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpejax.flows.ancestral.covariates import Plates, Table, family, picks
+from cpejax.program.conditional import ConditionalProgram
 from cpejax.program.graph import Graph
-from cpejax.program.inverse import PosteriorProgram
 from cpejax.program.members import Link
 
 
@@ -74,7 +74,7 @@ def _removed(graph: Graph, at: frozenset[str], plate: str, own: frozenset[str]) 
     return frozenset(keep & at)
 
 
-def stages_of(posterior: PosteriorProgram, name: str) -> tuple:
+def stages_of(posterior: ConditionalProgram, name: str) -> tuple:
     """The stages of a site's context: (plates, plate to pool, within which, stages whose messages arrive).
 
     What a site reads in plates it is not in is pooled one plate at a time, the innermost first, so that a summary of
@@ -116,7 +116,7 @@ def pooled_raw(graph: Graph, readings: tuple[Reading, ...], pool: str | None) ->
 
 
 def readings_at(
-    posterior: PosteriorProgram, nodes: tuple[tuple[str, int], ...], at: frozenset[str], pooled: bool, places: Places
+    posterior: ConditionalProgram, nodes: tuple[tuple[str, int], ...], at: frozenset[str], pooled: bool, places: Places
 ) -> tuple[Reading, ...]:
     """What each node reads at some plates: all its parents there or further out, and what precedes it in its chain.
 
@@ -162,7 +162,7 @@ def readings_at(
 
 
 def _pointed(
-    posterior: PosteriorProgram, nodes: tuple[tuple[str, int], ...], link: Link, places: Places
+    posterior: ConditionalProgram, nodes: tuple[tuple[str, int], ...], link: Link, places: Places
 ) -> list[Reading]:
     """What members read of the unrolled sites that a link points to, as far as each node knows them."""
     kin: dict[tuple, dict[int, str]] = {}
