@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cpejax.flows.base import Method
+from cpejax.flows.base import Flow, Method
+from cpejax.inference.emulator import Emulator, build_forward
+from cpejax.inference.fitted import Fitted
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.registry import METHODS
 from cpejax.inference.saving import FORMAT, array_shapes, method_options
@@ -40,6 +43,24 @@ def load(folder: str | Path, model: Model | Program, *, method: Method | None = 
     """
     folder = Path(folder)
     about = _read_about(folder / "posterior.json")
+    fitted = _read(folder, about, model, method)
+    emulator = None
+    if about.get("emulator"):
+        inner = _read_about(folder / "emulator" / "posterior.json")
+        if inner["weights_sha256"] != about["emulator"]:
+            raise ValueError(f"The emulator in {folder / 'emulator'} is not the one that was saved with the posterior.")
+        emulator = Emulator(**vars(_read(folder / "emulator", inner, fitted.model, None, build_forward)))
+    return Posterior(**vars(fitted), emulator=emulator)
+
+
+def _read(
+    folder: Path,
+    about: dict[str, Any],
+    model: Model | Program,
+    method: Method | None,
+    build: Callable[..., Flow] | None = None,
+) -> Fitted:
+    """What `save` has written; `build(method, ...)` makes the flow, as `method.build` does unless it is given."""
     data = [name for name, site in about["graph"]["sites"].items() if site["observed"]]
     model = as_model(model, data)
     try:
@@ -64,7 +85,9 @@ def load(folder: str | Path, model: Model | Program, *, method: Method | None = 
     _check_size(method, sum(math.prod(shape) for shape, _ in about["structure"]), folder)
     blank = {name: np.zeros((1, *site.shape), jnp.result_type(float)) for name, site in graph.sites.items()}
     try:
-        flow = method.build(centred(bound, offset), graph, blank, key=jax.random.key(0), like=about["description"])
+        like = {"key": jax.random.key(0), "like": about["description"]}
+        program = centred(bound, offset)
+        flow = build(method, program, graph, blank, **like) if build else method.build(program, graph, blank, **like)
     except (LookupError, TypeError) as error:
         raise ValueError(f"{folder / 'posterior.json'} describes no networks of this program ({error}).") from error
     if array_shapes(flow) != about["structure"]:
@@ -77,7 +100,7 @@ def load(folder: str | Path, model: Model | Program, *, method: Method | None = 
     stored = (jnp.asarray(arrays[str(i)]) for i in range(len(about["structure"])))
     flow = jax.tree.unflatten(structure, [next(stored) if eqx.is_array(x) else x for x in leaves])
     settings, history = Training(**about["settings"]), History(**about["history"])
-    return Posterior(flow, model, method, settings, history, about["n_simulations"], offset, probe)
+    return Fitted(flow, model, method, settings, history, about["n_simulations"], offset, probe)
 
 
 def _read_about(path: Path) -> dict[str, Any]:

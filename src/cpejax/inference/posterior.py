@@ -300,5 +300,7 @@ class Posterior(Fitted):
         return {name: np.asarray(x[top]) for name, x in candidates.items()}, float(density[top])
 
     def save(self, folder: str | Path) -> None:
-        """Write the posterior to a folder: `weights.safetensors` and `posterior.json`. `cpe.load` reads it."""
-        save(self, folder)
+        """Write the posterior to a folder: `weights.safetensors` and `posterior.json`, and the same of its emulator in
+        `emulator/`. `cpe.load` reads it.
+        """
+        save(self, folder, self.emulator)

@@ -35,8 +35,11 @@ def array_shapes(flow: Flow) -> list[list[Any]]:
     return [[list(x.shape), str(x.dtype)] for x in jax.tree.leaves(flow) if eqx.is_array(x)]
 
 
-def save(fitted: Fitted, folder: str | Path) -> None:
-    """Write the posterior to a folder: `weights.safetensors` and `posterior.json`. `cpe.load` reads it."""
+def save(fitted: Fitted, folder: str | Path, emulator: Fitted | None = None) -> str:
+    """Write a posterior to a folder, `weights.safetensors` and `posterior.json`, and its emulator to `emulator/` in it.
+
+    Returns the digest of the weights, by which a posterior knows its emulator.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     leaves = [x for x in jax.tree.leaves(fitted.flow) if eqx.is_array(x)]
@@ -58,11 +61,13 @@ def save(fitted: Fitted, folder: str | Path) -> None:
         "description": fitted.flow.description(),
         "structure": array_shapes(fitted.flow),
         "weights_sha256": digest(content),
+        **({} if emulator is None else {"emulator": save(emulator, folder / "emulator")}),
     }
     about["sha256"] = digest(json.dumps(about, sort_keys=True).encode())
     text = json.dumps(about, indent=1)
     write_atomically(folder / "weights.safetensors", content)
     write_atomically(folder / "posterior.json", text.encode())
+    return digest(content)
 
 
 def probe_of(fitted: Fitted) -> Probe:
