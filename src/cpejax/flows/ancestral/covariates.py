@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from cpejax.program.conditional import ConditionalProgram
 from cpejax.program.graph import Graph
 from cpejax.program.members import Constant, Link
 
@@ -96,6 +98,19 @@ def regressed(graph: Graph, embedded: frozenset[str]) -> list[str]:
         name
         for name in graph.data
         if graph.around(name) & {*found, *linked} and graph.sites[name].origin not in embedded
+    ]
+
+
+def exchangeable(conditional: ConditionalProgram, embedded: frozenset[str]) -> list[str]:
+    """The given sites whose members are alike, and which something reads that is in none of their plates."""
+    graph = conditional.graph
+    told_apart = {*regressed(graph, embedded)}
+    return [
+        name
+        for name in graph.data
+        if graph.sites[name].plates and name not in told_apart and graph.sites[name].origin not in embedded
+        if math.prod(graph.plates[p] for p in graph.sites[name].plates) > 1
+        if any(name in p and not graph.around(n) & graph.around(name) for n, p in conditional.parents.items())
     ]
 
 

@@ -41,12 +41,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from cpejax.coordinates.data import DataCoordinates
 from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.coordinates.standardise import Standardise
-from cpejax.flows.ancestral.covariates import regressed, regression, table_constants
+from cpejax.flows.ancestral.covariates import exchangeable, regressed, regression, table_constants
 from cpejax.flows.ancestral.mixture import OF_ALL
 from cpejax.flows.ancestral.networks import Context, Counts, GroupNet, log_densities, matching
 from cpejax.flows.ancestral.parallel import divide, joined, rows_of_nodes
 from cpejax.flows.ancestral.plan import Group, layout
-from cpejax.flows.ancestral.reading import Tables, regress
+from cpejax.flows.ancestral.reading import Tables, moments, regress
 from cpejax.flows.ancestral.sampling import SamplingFlow
 from cpejax.flows.ancestral.unrolled import pick, site_rows
 from cpejax.flows.base import Flow
@@ -102,15 +102,21 @@ class AncestralFlow(SamplingFlow):
                 features[name] = math.prod(eqx.filter_eval_shape(self.embed[site.origin], one).shape)
         z = jax.eval_shape(coordinates.to_z, {name: x[0] for name, x in values.items()})
         embedded = frozenset(self.embed)
+        known = None if like is None else like.get("summaries", {})
+        apart = regressed(conditional.graph, embedded)
+        alike = [name for name in exchangeable(conditional, embedded) if known is None or name in known]
         self.summaries = {}
-        for name in regressed(conditional.graph, embedded):
-            fit = regression(conditional.graph, table_constants(conditional.graph), name)
+        for name in (*apart, *alike):
             first = site_rows(sites[name], pick(sites[name], values[sites[name].origin], graph)[:10_000], graph)
-            results = np.asarray(regress(fit, self.standard[name](first)))
-            self.summaries[name] = Standardise(results, like["summaries"][name] if like else None)
+            scaled = self.standard[name](first)
+            if name in apart:
+                results = regress(regression(conditional.graph, table_constants(conditional.graph), name), scaled)
+            else:
+                results = moments(scaled)
+            self.summaries[name] = Standardise(np.asarray(results), None if known is None else known[name])
         sizes = {n: z[sites[n].origin].shape[-1] for n in conditional.order}
         columns = {name: s.size for name, s in self.summaries.items()}
-        self.plan = layout(conditional, sizes, features, columns, embedded)
+        self.plan = layout(conditional, sizes, features, columns, embedded, alike)
         rng = np.random.default_rng(key_words(key))
         uniform = coordinates.uniform
         sizes_of_nets = (width, depth, hidden, components, rng, like is None or "relative" in like)

@@ -12,7 +12,7 @@ each member reads the columns of the one it points to, and which that is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,7 +78,8 @@ class Layout:
     constants: dict[Table, np.ndarray] = field(default_factory=dict)  # (1, *plates, width)
     products: dict[str, slice] = field(default_factory=dict)  # of a data site's features and constants: where they are
     regressions: dict[str, Regression] = field(default_factory=dict)  # of data sites on what tells members apart
-    summaries: dict[str, tuple[Table, slice]] = field(default_factory=dict)  # where their results are
+    summaries: dict[str, tuple[Table, slice]] = field(default_factory=dict)  # where their results are, and moments
+    relative: dict[str, slice] = field(default_factory=dict)  # of members relative to their plate: where they are
     measured: dict[str, tuple[str, slice]] = field(default_factory=dict)  # the datum of a parameter, and its columns
 
     @property
@@ -101,12 +102,14 @@ def layout(
     features: dict[str, int],
     summaries: Mapping[str, int] | None = None,
     embedded: frozenset[str] = frozenset(),
+    alike: Collection[str] = (),
 ) -> Layout:
     """Plan the flow for a posterior program.
 
     **Arguments:** `sizes`, the coordinates of one member of each parameter; `features`, the feature columns of one
     member of each site; `summaries`, the columns of the standardised results of each of the `regressions`; `embedded`,
-    the program's sites whose features are trained.
+    the program's sites whose features are trained; `alike`, the data sites that are read relative to their plate, of
+    whose moments the other `summaries` are.
     """
     graph = posterior.graph
     order = tuple(graph.plates)
@@ -116,6 +119,7 @@ def layout(
     where: dict[str, tuple[Table, slice]] = {}
     chain: dict[str, slice] = {}
     products: dict[str, slice] = {}
+    relative: dict[str, slice] = {}
     data = _measured(graph)
     measured: dict[str, tuple[str, slice]] = {}
     for name, site in graph.sites.items():
@@ -129,6 +133,9 @@ def layout(
         if name in data:
             measured[name] = (data[name], slice(widths[table], widths[table] + 2))
             widths[table] += 2
+        if name in alike:
+            relative[name] = slice(widths[table], widths[table] + features[name])
+            widths[table] += features[name]
         many = features[name] * sum(widths[t] for t in multiplied(graph, constants, name))
         if site.observed and site.origin not in embedded and 0 < many <= MOST_PRODUCTS:
             products[name] = slice(widths[table], widths[table] + many)
@@ -144,7 +151,7 @@ def layout(
     signature: dict[str, tuple] = {name: stages_of(posterior, name) for name in posterior.order}
     groups: list[Group] = []
     group_of: dict[str, int] = {}
-    places = Places(where, chain, products, widths, results, measured)
+    places = Places(where, chain, products, widths, results, relative, measured)
     for sign in dict.fromkeys(signature.values()):
         members = [n for n in posterior.order if signature[n] == sign]
         nodes = tuple((n, k) for n in members for k in range(sizes[n]))
@@ -163,9 +170,21 @@ def layout(
         _run(group, levels, groups[group], sizes, widths, where, chain)
         for group, levels in _levels(posterior, group_of, sizes, features, measured)
     )
-    fits = {name: regression(graph, constants, name) for name in results}
+    fits = {name: regression(graph, constants, name) for name in results if name not in alike}
     return Layout(
-        posterior, sizes, widths, where, chain, tuple(groups), runs, constants, products, fits, results, measured
+        posterior,
+        sizes,
+        widths,
+        where,
+        chain,
+        tuple(groups),
+        runs,
+        constants,
+        products,
+        fits,
+        results,
+        relative,
+        measured,
     )
 
 

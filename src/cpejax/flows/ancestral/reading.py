@@ -25,6 +25,8 @@ from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import dense, dense_first
 
 Tables = dict[Table, Array]
+TINY = 1e-12
+"""A variance below which float32 has no digits of standardised values."""
 
 
 class ReadingFlow(Flow):
@@ -77,8 +79,11 @@ class ReadingFlow(Flow):
             tables[table] = tables[table].at[..., where].set(columns)
             if name in self.plan.products:
                 tables[table] = tables[table].at[..., self.plan.products[name]].set(self._products(name, columns))
+            if name in self.plan.relative:
+                tables[table] = tables[table].at[..., self.plan.relative[name]].set(relative(columns))
             if name in self.plan.summaries:
-                results = self.summaries[name](regress(self.plan.regressions[name], columns))
+                fit = self.plan.regressions.get(name)
+                results = self.summaries[name](moments(columns) if fit is None else regress(fit, columns))
                 to, at = self.plan.summaries[name]
                 tables[to] = tables[to].at[..., at].set(results)
             if name in self.plan.chain:
@@ -253,5 +258,34 @@ def regress(fit: Regression, features: Float[Array, "n *plates f"]) -> Float[Arr
     rests = [y - jnp.einsum("mr,nrf->nmf", b, jnp.einsum("mr,nmf->nrf", b, y)) for b in fit.fitted]
     left = [(rest**2).mean(1) for rest in rests]
     between = [jnp.einsum("gm,nmf->nfg", effects, y).var(-1) for effects in fit.effects]
-    logs = [jnp.log(x + 1e-12) for x in (*left, *between)]
+    logs = [jnp.log(x + TINY) for x in (*left, *between)]
     return jnp.concatenate([coefficients.reshape(len(y), -1), *logs], axis=-1)
+
+
+MOST_PAIRS = 15
+"""Correlations between the features of a member that are read; with more, none."""
+
+
+def moments(features: Float[Array, "n *plates f"]) -> Float[Array, "n r"]:
+    """Of members that are alike: the mean and the logarithm of the variance of each feature, and Fisher's z of each
+    correlation.
+
+    Clusters far narrower than the data's range, which networks cannot resolve, are told by these.
+    """
+    y = features.reshape(len(features), -1, features.shape[-1])
+    mean, rest = y.mean(1), y - y.mean(1, keepdims=True)
+    variance = (rest**2).mean(1)
+    first, second = np.triu_indices(y.shape[-1], 1)
+    out = [mean, jnp.log(variance + TINY)]
+    if 0 < len(first) <= MOST_PAIRS:
+        scale = jnp.sqrt((variance[:, first] + TINY) * (variance[:, second] + TINY))
+        correlation = (rest[..., first] * rest[..., second]).mean(1) / scale
+        out.append(jnp.arctanh(jnp.clip(correlation, -0.9999, 0.9999)))
+    return jnp.concatenate(out, axis=-1)
+
+
+def relative(features: Float[Array, "n *plates f"]) -> Float[Array, "n *plates f"]:
+    """Members relative to the mean and the standard deviation of their plate."""
+    axes = tuple(range(1, features.ndim - 1))
+    rest = features - features.mean(axes, keepdims=True)
+    return rest / jnp.sqrt((rest**2).mean(axes, keepdims=True) + TINY)

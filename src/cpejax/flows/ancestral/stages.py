@@ -55,6 +55,7 @@ class Places:
     products: dict[str, slice]
     widths: dict[Table, int]
     summaries: dict[str, tuple[Table, slice]]
+    relative: dict[str, slice]
     measured: dict[str, tuple[str, slice]]
 
 
@@ -132,6 +133,8 @@ def readings_at(
             if graph.around(parent) <= at and parent not in pointed:
                 table, columns = places.features[parent]
                 read = [*range(columns.start, columns.stop)]
+                if parent in places.relative and pooled and not graph.around(name) & graph.around(parent):
+                    read += range(places.relative[parent].start, places.relative[parent].stop)
                 if parent in places.products:
                     read += range(places.products[parent].start, places.products[parent].stop)
                 found.setdefault(table, [[] for _ in nodes])[i] += read
