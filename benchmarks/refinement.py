@@ -15,10 +15,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import page
 
 import cpejax as cpe
 
 RESULTS = Path(__file__).parent / "results" / "refinement.json"
+PAGE = Path(__file__).parents[1] / "docs" / "refinement.md"
 SEEDS, DRAWS, STEPS = (100, 101, 102), 10_000, 3000
 KEPT = ("effective_sample_size", "pareto_k", "moves", "tempering_steps", "log_evidence", "log_evidence_error")
 
@@ -48,16 +50,30 @@ def measure(name):
 
 def table(stored):
     """The table of docs/refinement.md."""
-    lines = ["| task, observation | flow | refined | effective sample size | Pareto k | steps of β | moves | seconds |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for name, rows in stored.items():
-        for r in rows:
-            size = f"{r['effective_sample_size']:,.0f}"
-            lines.append(
-                f"| {name.replace('_', ' ')}, {r['seed']} | {r['plain']:.3f} | {r['refined']:.3f} | {size} | "
-                f"{r['pareto_k']:.2f} | {r['tempering_steps']} | {r['moves']} | {r['refined_seconds']:.1f} |"
-            )
-    return "\n".join(lines)
+    head = [
+        "task, observation",
+        "flow",
+        "refined",
+        "effective sample size",
+        "Pareto k",
+        "weightings",
+        "moves",
+        "seconds",
+    ]
+    rows = [
+        [
+            f"{name.replace('_', ' ')}, {r['seed']}",
+            *(f"{r[how]:.3f}"[1:] for how in ("plain", "refined")),
+            f"{r['effective_sample_size']:,.0f}",
+            f"{r['pareto_k']:.2f}",
+            r["tempering_steps"],
+            r["moves"],
+            f"{r['refined_seconds']:.1f}",
+        ]
+        for name, each in stored.items()
+        for r in each
+    ]
+    return page.table(head, rows)
 
 
 if __name__ == "__main__":
@@ -69,4 +85,4 @@ if __name__ == "__main__":
     for name in [] if asked.docs else asked.tasks:
         stored[name] = measure(name)
         RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
-    print(table(stored))
+    page.fill(PAGE, {"refinement": table(stored)})
