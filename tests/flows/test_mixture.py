@@ -1,5 +1,7 @@
 """The mixtures that straighten coordinates: monotone maps, their inverses, their densities."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,9 +118,7 @@ def test_the_mass_between_coordinates_is_that_of_the_distribution():
     mixture = mixtures(False, rows=200)
     edges = jnp.linspace(-4.0, 4.0, 9)
     ends = [-jnp.inf, *edges, jnp.inf]
-    masses = [
-        np.exp(mixture.log_mass(*(jnp.full(200, x) for x in pair))) for pair in zip(ends[:-1], ends[1:], strict=True)
-    ]
+    masses = [np.exp(mixture.log_mass(*(jnp.full(200, x) for x in pair))) for pair in itertools.pairwise(ends)]
     np.testing.assert_allclose(np.sum(masses, axis=0), 1.0, atol=1e-5)
     below = norm.cdf(np.asarray(straighten(mixture, jnp.full(200, edges[3]))))
     np.testing.assert_allclose(np.sum(masses[:4], axis=0), below, atol=1e-5)
