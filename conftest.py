@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays, and what JAX keeps of a program is freed seldom: neither is looked through all the time."""
+    """What was imported stays, and what JAX keeps of a program is freed seldom: neither is looked through each time."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
