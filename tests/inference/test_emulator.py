@@ -147,7 +147,7 @@ def fitted():
 def test_fit_says_what_emulated_simulations_did_and_keeps_the_better(fitted):
     found = fitted.history.emulation
     assert found["simulations"] == 540
-    assert found["emulated"] == 540 * len(fitted.history.train) or not found["used"]
+    assert found["emulated"] == 540 * -(-len(fitted.history.train) // 2) or not found["used"]
     assert found["used"] == (found["with"] > found["without"])
     assert "emulated ones" in fitted.history.augmented
     assert fitted.history.refinement["n"] == 60
