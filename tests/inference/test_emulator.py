@@ -87,27 +87,6 @@ def test_emulated_simulations_are_like_those_of_the_program(emulator, simulation
         assert abs(found - real) < 0.08, name
 
 
-def test_given_parameters_are_kept_and_keys_reproduce(emulator):
-    values = {"mu": np.full(20, 2.0, np.float32), "rate": np.full(20, 1.0, np.float32)}
-    one, two = (emulator.simulate(20, key=jax.random.key(3), values=values) for _ in range(2))
-    np.testing.assert_array_equal(one["mu"], values["mu"])
-    np.testing.assert_array_equal(one["y"], two["y"])
-    with pytest.raises(ValueError, match=r"of \(20,\) parameters, but n is 30"):
-        emulator.simulate(30, key=jax.random.key(3), values=values)
-    with pytest.raises(ValueError, match="draws have no 'rate'"):
-        emulator.simulate(20, key=jax.random.key(3), values={"mu": values["mu"]})
-
-
-def test_the_likelihood_is_differentiable(emulator, simulations):
-    given = {name: simulations[name][0] for name in MODEL.graph.data}
-    rate = jnp.ones(3)
-    slope = jax.grad(lambda mu: emulator.log_likelihood({"mu": mu, "rate": rate}, given).sum())(
-        jnp.asarray([-4.0, 0, 4])
-    )
-    assert np.isfinite(slope).all()
-    assert slope[0] > 0 > slope[2]  # towards the data
-
-
 def test_where_there_is_no_emulator_it_is_said_why():
     def masked():
         mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -139,18 +118,18 @@ NORMAL = cpe.Model(normal, observed=["y"])
 
 @pytest.fixture(scope="module")
 def fitted():
-    rows = cpe.simulate(NORMAL, 600, key=jax.random.key(0))
-    short = cpe.Training(steps=300, batch_size=50)
+    rows = cpe.simulate(NORMAL, 2000, key=jax.random.key(0))
+    short = cpe.Training(steps=1000, max_epochs=20)
     return cpe.fit(NORMAL, rows, method=SMALL, training=short, emulate=True, key=jax.random.key(1))
 
 
 def test_fit_says_what_emulated_simulations_did_and_keeps_the_better(fitted):
     found = fitted.history.emulation
-    assert found["simulations"] == 540
-    assert found["emulated"] == 540 * -(-len(fitted.history.train) // 2) or not found["used"]
+    assert found["simulations"] == 1800
+    assert found["emulated"] == 1800 * -(-len(fitted.history.train) // 2) or not found["used"]
     assert found["used"] == (found["with"] > found["without"])
     assert "emulated ones" in fitted.history.augmented
-    assert fitted.history.refinement["n"] == 60
+    assert fitted.history.refinement["n"] == 200
 
 
 def test_draws_refined_by_the_learned_likelihood_are_nearly_exact(fitted):
@@ -159,9 +138,27 @@ def test_draws_refined_by_the_learned_likelihood_are_nearly_exact(fitted):
     precision = 1 + 3 / 0.49
     mean, sd = y.sum() / 0.49 / precision, precision**-0.5
     mu = draws.posterior["mu"].values.ravel()
-    assert abs(mu.mean() - mean) < 0.15 * sd  # what is learned from 540 simulations
+    assert abs(mu.mean() - mean) < 0.15 * sd  # what is learned from 1,800 simulations
     assert abs(mu.std() / sd - 1) < 0.15
     assert draws.posterior.attrs["refined"] == "by the learned likelihood"
+
+
+def test_given_parameters_are_kept_and_keys_reproduce(fitted):
+    values = {"mu": np.full(20, 2.0, np.float32)}
+    one, two = (fitted.emulator.simulate(20, key=jax.random.key(3), values=values) for _ in range(2))
+    np.testing.assert_array_equal(one["mu"], values["mu"])
+    np.testing.assert_array_equal(one["y"], two["y"])
+    with pytest.raises(ValueError, match=r"of \(20,\) parameters, but n is 30"):
+        fitted.emulator.simulate(30, key=jax.random.key(3), values=values)
+    with pytest.raises(ValueError, match="draws have no 'mu'"):
+        fitted.emulator.simulate(20, key=jax.random.key(3), values={})
+
+
+def test_the_likelihood_is_differentiable(fitted):
+    given = {"y": np.array([0.3, 0.2, -0.4])}
+    gradient = jax.grad(lambda mu: fitted.emulator.log_likelihood({"mu": mu}, given).sum())(jnp.asarray([-4.0, 0, 4]))
+    assert np.isfinite(gradient).all()
+    assert gradient[0] > 0 > gradient[2]  # towards the data
 
 
 def test_a_saved_posterior_has_its_emulator_with_it(fitted, tmp_path):
