@@ -22,7 +22,7 @@ import cpejax as cpe
 RESULTS = Path(__file__).parent / "results" / "refinement.json"
 PAGE = Path(__file__).parents[1] / "docs" / "refinement.md"
 SEEDS, DRAWS, STEPS = (100, 101, 102), 10_000, 3000
-KEPT = ("effective_sample_size", "pareto_k", "moves", "tempering_steps", "log_evidence", "log_evidence_error")
+KEPT = ("effective_sample_size", "pareto_k", "moves", "tempering_steps")
 
 
 def measure(name):
@@ -58,7 +58,6 @@ def table(stored):
         "Pareto k",
         "weightings",
         "moves",
-        "seconds",
     ]
     rows = [
         [
@@ -68,7 +67,6 @@ def table(stored):
             f"{r['pareto_k']:.2f}",
             r["tempering_steps"],
             r["moves"],
-            f"{r['refined_seconds']:.1f}",
         ]
         for name, each in stored.items()
         for r in each

@@ -19,7 +19,8 @@ from cpejax.inference.bridge import bridge
 from cpejax.inference.likelihood import Likelihood, ProgramLikelihood
 from cpejax.inference.moves import factors
 from cpejax.inference.posterior import Posterior
-from cpejax.inference.refine import refine, score_held_out
+from cpejax.inference.refine import refine
+from cpejax.inference.score import score_held_out
 from cpejax.inference.settings import History, Training
 from cpejax.inference.weights import effective_size, smooth
 

@@ -29,6 +29,15 @@ def check_density(found: Float[np.ndarray, "*draws"]) -> None:
         )
 
 
+def check_exact(error: Float[np.ndarray, "..."]) -> None:
+    """Weights need densities without error."""
+    if error.any():
+        raise ValueError(
+            "The density of this posterior is estimated with an error (in more than 32 dimensions), so its draws have "
+            "no weights and cannot be refined. Fit with cpe.CPE(), whose density is exact."
+        )
+
+
 def _densities(
     flow: Flow, values: Values, data: Values, options: Mapping[str, Any], chunk: int
 ) -> tuple[Float[Array, " n"], Float[Array, " n"]]:

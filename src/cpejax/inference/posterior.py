@@ -25,9 +25,10 @@ from cpejax.inference.fitted import Fitted
 from cpejax.inference.given import check_acceptance, check_draws, check_finite, check_given
 from cpejax.inference.likelihood import Likelihood, ProgramLikelihood
 from cpejax.inference.mode import climb
-from cpejax.inference.refine import combined, helps, refine_each
+from cpejax.inference.refine import combined, refine_each
 from cpejax.inference.sampling import MOST_NUMBERS, check_options, draw_on_cores
 from cpejax.inference.saving import save
+from cpejax.inference.score import helps
 from cpejax.inference.trees import to_tree
 from cpejax.program.density import missing_density
 from cpejax.program.simulations import check_count
