@@ -20,7 +20,7 @@ from cpejax.inference.likelihood import Likelihood, ProgramLikelihood
 from cpejax.inference.moves import factors
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.refine import refine
-from cpejax.inference.score import score_held_out
+from cpejax.inference.scores import score_refined
 from cpejax.inference.settings import History, Training
 from cpejax.inference.weights import effective_size, smooth
 
@@ -318,7 +318,7 @@ def test_held_out_simulations_tell_a_right_likelihood_from_a_wrong_one(posterior
     sims = cpe.simulate(posterior.model, 200, key=jax.random.key(7))
     values = {name: np.asarray(sims[name]) for name in posterior.graph.sites}
     right, wrong = (
-        score_held_out(posterior.flow, likelihood, values, ["w"], key=jax.random.key(8))
+        score_refined(posterior.flow, likelihood, values, ["w"], key=jax.random.key(8))
         for likelihood in (ProgramLikelihood(posterior.program, posterior.graph), Shifted(by=3.0))
     )
     # The mean log-density of the truth is minus the posterior's entropy, here in two dimensions.

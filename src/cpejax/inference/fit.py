@@ -18,7 +18,6 @@ from cpejax.inference.fresh import EmulatedRows, SimulatedRows
 from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.progress import Bar
-from cpejax.inference.refine import score_held_out as refined_score
 from cpejax.inference.rows import check_probe, check_simulations, model_of, prepare
 from cpejax.inference.scores import gain, score_held_out
 from cpejax.inference.settings import DIVERGED, History, Training
@@ -122,7 +121,7 @@ def fit(
     history.held_out = score_held_out(flow, rows, *this.split)
     if emulator is not None:
         some = {name: x[this.split[0][:REFINED]] for name, x in rows.items()}
-        history.refinement = refined_score(
+        history.refinement = score_refined(
             flow, emulator.likelihood, some, model.graph.parameters, key=jax.random.fold_in(key, 5)
         )
     if not history.informed:

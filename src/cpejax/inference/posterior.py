@@ -28,7 +28,7 @@ from cpejax.inference.mode import climb
 from cpejax.inference.refine import combined, refine_each
 from cpejax.inference.sampling import MOST_NUMBERS, check_options, draw_on_cores
 from cpejax.inference.saving import save
-from cpejax.inference.score import helps
+from cpejax.inference.scores import helps
 from cpejax.inference.trees import to_tree
 from cpejax.program.density import missing_density
 from cpejax.program.simulations import check_count
