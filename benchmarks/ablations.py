@@ -2,7 +2,7 @@
 
     python benchmarks/ablations.py                        # all models; about a quarter of an hour
     python benchmarks/ablations.py "two moons" --rounds 5 # one of them, fewer rounds
-    python benchmarks/ablations.py "two moons" --only key clip   # and some of the forms
+    python benchmarks/ablations.py "two moons" --only key tail   # and some of the forms
     python benchmarks/ablations.py --docs                 # the table of docs/inference.md, from the results
 
 Variants take turns in one process, an epoch and 10,000 draws at a time, with one more before that does not count, and
@@ -36,20 +36,17 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-import optax
 import page
-from jax.scipy.special import ndtr, ndtri
-from jax.scipy.stats import norm
+from jax.scipy.special import ndtr
 
 import cpejax as cpe
 from cpejax.flows.ancestral import networks
-from cpejax.flows.ancestral.mixture import SMALLEST, Mixture
 from cpejax.flows.blocks import network
 from cpejax.inference import sampling
 from cpejax.inference.progress import Bar
 from cpejax.nn import activations, linear, normal
 from cpejax.tasks import two_moons
-from cpejax.util import arrays, cores
+from cpejax.util import cores, keys
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "ablations.json"
@@ -90,22 +87,6 @@ def rows_by_vmap(net: Any, x: jax.Array) -> jax.Array:
     return jax.vmap(net)(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 
-def log_density(self: Mixture, z: jax.Array, s: jax.Array) -> jax.Array:
-    """`Mixture.log_density` with the axes that the rows have."""
-    log_f = normal.log_sum_exp(self.log_weights - self.log_scales + norm.logpdf(self._standardised(s)))
-    inside = jnp.maximum((jnp.exp(self.log_weights) * normal.between(*self._edges())).sum(0), SMALLEST)
-    return log_f - jnp.log(inside) + jnp.where(self.uniform, 0.5 * jnp.log(12.0) + norm.logpdf(z), 0.0)
-
-
-def straighten(self: Mixture, s: jax.Array) -> jax.Array:
-    """`Mixture.straighten` with the axes that the rows have."""
-    d, weights = self._standardised(s), jnp.exp(self.log_weights)
-    first, last = self._edges()
-    lower, upper = (weights * normal.between(first, d)).sum(0), (weights * normal.between(d, last)).sum(0)
-    smaller = jnp.minimum(lower, upper) / jnp.maximum(lower + upper, SMALLEST)
-    return jnp.where(lower < upper, 1.0, -1.0) * ndtri(jnp.maximum(smaller, SMALLEST))
-
-
 def tail_by_ndtr(x: jax.Array) -> jax.Array:
     """`Φ(−|x|)`."""
     return ndtr(-jnp.abs(x))
@@ -130,34 +111,13 @@ class Form:
 
 FORMS = {
     "nothing": Form("the default once more", (), MODELS),
-    "packing": Form("small weights in one vector; large ones apart", ((arrays, "LARGE", 0),)),
-    "large": Form("large weights apart; not all in one vector", ((arrays, "LARGE", 10**9),)),
-    "gathering": Form("rows of ten batches gathered at once", ((arrays, "GATHERED", 1),)),
-    "key": Form("random numbers by `rbg`", ((arrays, "fast_key", lambda key: key),)),
-    "clip": Form(
-        "gradients clipped by a factor, not by optax",
-        ((arrays, "clip", lambda g, _=None: optax.clip_by_global_norm(10.0).update(g, optax.EmptyState())[0]),),
-    ),
+    "key": Form("random numbers by `rbg`", ((keys, "fast_key", lambda key: key),)),
     "activation": Form("`softsign_linear`, not SiLU", ((activations, "softsign_linear", jax.nn.silu),)),
-    "log-sum-exp": Form("own `log_sum_exp`", ((normal, "log_sum_exp", lambda x: jax.nn.logsumexp(x, axis=0)),)),
     "tail": Form("own normal tail, not `ndtr`", ((normal, "tail", tail_by_ndtr),)),
     "between": Form("own derivative of `Φ(b) − Φ(a)`", ((normal, "between", between_by_autodiff),)),
-    "flat": Form(
-        "mixtures of all rows along one axis",
-        ((Mixture, "log_density", log_density), (Mixture, "straighten", straighten)),
-    ),
-    "add": Form("components added one by one", ((normal, "add", lambda terms: jnp.stack(list(terms)).sum(0)),)),
-    "outputs first": Form(
-        "`dense_first`, not transposed `dense`",
-        ((linear, "dense_first", lambda x, w: jnp.moveaxis(linear.dense(x, w), -1, 0)),),
-    ),
     "outer": Form(
         "products of single values by `einsum`",
         ((linear, "outer", lambda x, w: x[..., None] * networks.lift(w, x.ndim + 1)),),
-    ),
-    "repeat": Form(
-        "times repeated by a product",
-        ((linear, "repeat", lambda x, times, n: jnp.repeat(x, times, axis=1)[:, :n]),),
     ),
     "wide": Form(
         "vectors of 512 bits", ((cores, "WIDE", {}),), ("two moons", "hierarchical", "FMPE()", "TriangularCPE()")
