@@ -39,9 +39,16 @@ def fitted(program, observed, simulations=10_000, **options):
         "epochs": len(posterior.history.train),
         "best_epoch": posterior.history.best_epoch,
         "seconds": round(time.perf_counter() - began, 1),
-        "held_out": {name: round(x, 3) for name, x in posterior.history.held_out.items()},
+        "held_out": rounded(posterior.history.held_out),
+        "emulation": rounded(posterior.history.emulation),
+        "refinement": rounded(posterior.history.refinement),
     }
     return posterior, about
+
+
+def rounded(numbers):
+    """A dict of numbers for a file."""
+    return {name: round(x, 3) if isinstance(x, float) else x for name, x in numbers.items()}
 
 
 def drawn(posterior, given, seed, **options):
@@ -101,6 +108,8 @@ def task(name):
         posterior, about = fitted(t.program, t.observed)
         observations = [t.observation(seed) for seed in range(OBSERVATIONS)]
         out = {**about, "parameters": t.theta_dim, **compare(posterior, observations, t.exact, c2st)}
+        if posterior.emulator is not None:
+            out["refined"] = compare(posterior, observations, t.exact, c2st, refine="learned")
         if name == "two_moons":
             out["rk45"] = compare(posterior, observations, t.exact, c2st, solver="rk45")
             out["integral"] = [integral(posterior, given) for given in observations]
@@ -227,13 +236,14 @@ def document(found):
     for name in [*cpe.tasks.names(), *names]:
         if name in found:
             result = found[name]
-            score = result.get("all", result)
+            score, refined = result.get("all", result), result.get("refined")
             each = " ".join(f"{x:.3f}".removeprefix("0") for x in score["each"])
-            held_out = result["held_out"]
-            gains = f"{held_out['log_prob'] - held_out['prior']:.2f}", f"{held_out['training']:.2f}"
-            c2st = f"{score['c2st']:.3f}".removeprefix("0")
-            rows.append([names.get(name, name.replace("_", " ")), result.get("parameters", 10), c2st, each, *gains])
-    head = ["model", "parameters", "C2ST", "each observation", "gain over the prior, held out", "trained on"]
+            emulation = result.get("emulation") or {}
+            gain = f"{emulation['with'] - emulation['without']:+.2f} ± {emulation['error']:.2f}" if emulation else "–"
+            c2st, better = (f"{x['c2st']:.3f}".removeprefix("0") if x else "–" for x in (score, refined))
+            model = names.get(name, name.replace("_", " "))
+            rows.append([model, result.get("parameters", 10), c2st, better, each, gain, round(result["seconds"])])
+    head = ["model", "parameters", "C2ST", "refined", "each observation, not refined", "gain by emulation, nats", "s"]
     page.fill(Path(__file__).parents[1] / "docs" / "inference.md", {"accuracy": page.table(head, rows)})
 
 

@@ -13,10 +13,12 @@ from cpejax.inference.compare import Comparison
 TINY = cpe.CPE(width=8, depth=1, hidden=8, components=2)
 
 
-def fitted(program):
+def untrained(program):
     model = cpe.Model(program, observed=["y"])
     sims = cpe.simulate(model, 200, key=jax.random.key(0))
-    return cpe.fit(model, sims, method=TINY, training=cpe.Training(max_epochs=1), key=jax.random.key(1), progress=False)
+    rows = {name: np.asarray(sims[name]) for name in model.graph.sites}
+    flow = TINY.build(model.bound, model.graph, rows, key=jax.random.key(1))
+    return cpe.Posterior(flow, model, TINY, cpe.Training(), cpe.History(), 200)
 
 
 def narrow():
@@ -42,7 +44,7 @@ def pairs():
 
 @pytest.fixture(scope="module")
 def models():
-    return {"far": fitted(far), "narrow": fitted(narrow)}
+    return {"far": untrained(far), "narrow": untrained(narrow)}
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +86,9 @@ def test_a_comparison_reads_as_a_table(result):
 def test_models_of_other_data_are_an_error(models, unchecked):
     key, given = jax.random.key(0), {"y": 0.4}
     with pytest.raises(ValueError, match=r"shape \(\) in model 'narrow', but \(2,\) in model 'pairs'"):
-        cpe.compare({"narrow": models["narrow"], "pairs": fitted(pairs)}, given=given, key=key)
+        cpe.compare({"narrow": models["narrow"], "pairs": untrained(pairs)}, given=given, key=key)
     with pytest.raises(ValueError, match="probabilities in model 'counts'"):
-        cpe.compare({"narrow": models["narrow"], "counts": fitted(counts)}, given=given, key=key)
+        cpe.compare({"narrow": models["narrow"], "counts": untrained(counts)}, given=given, key=key)
     with pytest.raises(ValueError, match="compare takes one observation"):
         cpe.compare(models, given={"y": [0.4, 0.5]}, key=key)
     with pytest.raises(ValueError, match="a weight of at least 0 for each of"):

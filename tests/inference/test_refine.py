@@ -9,11 +9,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.stats
 from jax.scipy.stats import norm
 from scipy.special import gammaln, logsumexp
 
 import cpejax as cpe
 from cpejax.flows.conditioning import VectorFlow
+from cpejax.inference.bridge import bridge
 from cpejax.inference.likelihood import Likelihood, ProgramLikelihood
 from cpejax.inference.moves import factors
 from cpejax.inference.posterior import Posterior
@@ -327,6 +329,18 @@ def test_held_out_simulations_tell_a_right_likelihood_from_a_wrong_one(posterior
     assert wrong["refined"] < wrong["plain"] - 5 * wrong["error"]
     assert right["n"] == 200
     assert right["draws"] == 100
+
+
+def test_bridge_sampling_finds_the_ratio_of_normal_densities():
+    """exp(−x² / 2) without its constant, which is sqrt(2 π), bridged to N(.5, 1.5²); and how large its error is."""
+    found = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=500), rng.normal(0.5, 1.5, size=400)
+        found.append(bridge(*(-0.5 * v**2 - np.asarray(scipy.stats.norm.logpdf(v, 0.5, 1.5)) for v in (x, y))))
+    z = [(log_z - 0.5 * np.log(2 * np.pi)) / error for log_z, error in found]
+    assert abs(np.mean(z)) < Z / np.sqrt(200)
+    assert abs(np.std(z) - 1) < Z / np.sqrt(400)
 
 
 def test_weights_are_those_of_arithmetic():

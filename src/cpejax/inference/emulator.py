@@ -44,6 +44,8 @@ MOST_NODES = 32
 """The maximum number of scalars that one member of all data sites has together, for which `fit` trains an emulator by
 itself: each scalar is drawn by a network of its own that reads those before it, so that 32 of them take ten times as
 long to train as three parameters."""
+SIMULATION_STEPS = 10
+"""Steps of Euler's method in an emulated simulation."""
 LIKELIHOOD_STEPS = 8
 """Steps of Heun's method in a learned likelihood. Its density integrates to one with any number."""
 
@@ -261,7 +263,7 @@ def emulated(flow: AncestralFlow, key: PRNGKeyArray, n: int, given: Values | Non
         data = {name: coordinates.example[name] for name in coordinates.graph.parameters}
         program, parameters = coordinates.program, coordinates.graph.data
         given = jax.vmap(lambda k: prior_draw(program, parameters, data, key=k))(jax.random.split(first, n))
-    return given | flow.sample_each(given, second)
+    return given | flow.sample_each(given, second, steps=SIMULATION_STEPS)
 
 
 @eqx.filter_jit

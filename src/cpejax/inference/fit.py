@@ -96,6 +96,11 @@ def fit(
     rows = check_simulations(simulations, model.graph)
     probe = check_probe(rows, Prober(model.bound, model.graph))
     offset = offsets(rows, model.graph)
+    if fresh and offset:
+        raise ValueError(
+            f"The data of '{next(iter(offset))}' need float64 to keep their digits, which fresh simulations do not "
+            "have: give simulations, and fresh=False."
+        )
     rows = Simulations({name: centre(x, offset.get(name)) for name, x in rows.items()}, model.graph, rows.dropped)
     bar = Bar(progress)
     folder = None if checkpoint is None else Path(checkpoint)

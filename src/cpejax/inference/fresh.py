@@ -23,21 +23,27 @@ MOST_INVALID = 0.1
 """The largest share of new simulations that may be not finite."""
 
 
+EPOCHS = 2
+"""Epochs that have the same emulated simulations: making them takes about as long as training on them."""
+
+
 class EmulatedRows:
     """For each epoch as many emulated simulations as there are real ones to train on, and these.
 
-    `made` counts the emulated ones.
+    The emulated ones are new in every second epoch; `made` counts them.
     """
 
     def __init__(self, flow: Flow, emulator: AncestralFlow, rows: Any, n: int, *, key: PRNGKeyArray):
-        self.flow, self.emulator, self.rows, self.n, self.key, self.made = flow, emulator, rows, n, key, 0
+        self.flow, self.emulator, self.rows, self.n, self.key = flow, emulator, rows, n, key
+        self.number, self.both, self.made = -1, None, 0
 
     def __call__(self, epoch: int) -> Any:
-        self.made = (epoch + 1) * self.n
-        new = _emulate_rows(self.flow, self.emulator, jax.random.fold_in(self.key, epoch), self.n)
-        if self.rows is None:
-            return new
-        return jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), self.rows, new)
+        number = epoch // EPOCHS
+        if number != self.number:
+            new = _emulate_rows(self.flow, self.emulator, jax.random.fold_in(self.key, number), self.n)
+            both = jax.tree.map(lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)]), self.rows, new)
+            self.number, self.both, self.made = number, both, (number + 1) * self.n
+        return self.both
 
 
 class SimulatedRows:

@@ -45,7 +45,7 @@ def smooth(log_weights: Float[np.ndarray, " n"]) -> Weights:
     if np.ptp(found) < 1e-12:
         k = -math.inf if len(inside) == len(raw) else math.nan  # they have no tail
     elif len(inside) >= FEWEST:
-        from arviz_stats.base import array_stats  # type: ignore[attr-defined]  # takes longer to import than JAX
+        from arviz_stats.base.array import array_stats  # takes longer to import than JAX
 
         normalised, tail = array_stats.psislw(-found)
         # The least weight is not in the tail, so it tells by what all were divided.

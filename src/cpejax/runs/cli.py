@@ -33,6 +33,7 @@ from cpejax.runs.options import (
     MethodName,
     ModelPath,
     Out,
+    Refine,
     Restart,
     Seed,
     Simulations,
@@ -102,6 +103,7 @@ def infer(
     epochs: Epochs = None,
     steps: Steps = None,
     draws: Draws = None,
+    refine: Refine = None,
     check_simulations: CheckSimulations = None,
     truth: Truth = None,
     fit: Fitted = None,
@@ -131,14 +133,16 @@ def infer(
     with _running(model, out, restart, timeout, debug) as (run, stages):
         values, true, files = read_observation(run, given, truth)  # before hours of simulation
         other = stages.other_fit(run, fit)
+        begun = run.record["options"]  # simulations that were asked for, now or before, are what is trained on
+        fresh = None if "fit" in begun and simulations is None else simulations is None and "simulate" not in begun
         options: dict[str, dict[str, Any]] = {
             "simulate": {"simulations": simulations, "seed": seed},
-            "fit": {"method": method, "epochs": epochs, "steps": steps, "seed": seed},
-            "sample": {"given": files["given"], "fit": None, "draws": draws, "seed": seed},
+            "fit": {"method": method, "epochs": epochs, "steps": steps, "seed": seed, "fresh": fresh},
+            "sample": {"given": files["given"], "fit": None, "draws": draws, "refine": refine, "seed": seed},
             "check": {"truth": files["truth"], "check_simulations": check_simulations, "seed": seed},
         }
         if other is not None:
-            _refuse_training(other, {**options.pop("simulate"), **options.pop("fit")})
+            _refuse_training(other, {**options.pop("simulate"), **options.pop("fit"), "fresh": None})
             posterior, source = stages.fitted(run, other)
             options["sample"]["fit"] = source
             run.choose(options)
@@ -206,6 +210,7 @@ def sample(
     given: Given = None,
     out: Out = Path("run"),
     draws: Draws = None,
+    refine: Refine = None,
     fit: Fitted = None,
     seed: Seed = None,
     restart: Restart = False,
@@ -220,7 +225,7 @@ def sample(
     with _running(model, out, restart, 0.0, debug) as (run, stages):
         values, _, data = read_given(run, given)
         posterior, source = stages.fitted(run, fit)
-        run.choose({"sample": {"given": data, "fit": source, "draws": draws, "seed": seed}})
+        run.choose({"sample": {"given": data, "fit": source, "draws": draws, "refine": refine, "seed": seed}})
         tree = stages.run_sample(run, posterior, source, values)
         show_summary(run, tree)
         _next(run, "check")

@@ -28,7 +28,7 @@ CHECK_SIMULATE = "simulate for checks"
 """A stage of its own before `check`, so that the same simulations serve several observations."""
 WORK = {"simulate": ".simulate", CHECK_SIMULATE: ".simulate-for-checks", "fit": ".checkpoint"}
 """The folder of a stage's unfinished work, for stages that can resume from it."""
-DEFAULTS = {"simulations": 10_000, "draws": 4_000, "check_simulations": 1_000}
+DEFAULTS = {"simulations": 10_000, "draws": 4_000, "refine": "auto", "check_simulations": 1_000}
 """Options of the stages where they are neither given nor recorded; the others are None."""
 FILES = {"given": "the data", "truth": "the true parameters", "fit": "the fitted model"}
 """What is in the files that options name."""
@@ -161,7 +161,9 @@ class RunFolder:
     def _refuse_changes(self, stage: str, options: Mapping[str, Any]) -> None:
         """An error if a stage, as far as its options tell, would not be made as it was."""
         inputs = {
-            name: options[name] for name in ("simulations", "epochs", "steps", "draws", "seed") if name in options
+            name: options[name]
+            for name in ("simulations", "epochs", "steps", "draws", "refine", "seed")
+            if name in options
         }
         sources = {name: options[name] for name in FILES if options.get(name)}
         if "fit" in sources and sources["fit"]["file"] is None:

@@ -10,6 +10,15 @@ import typer
 from cpejax.inference.registry import METHODS
 from cpejax.runs.folder import DEFAULTS
 
+REFINE = ("auto", "program", "learned", "no")
+
+
+def _check_refine(value: str | None) -> str | None:
+    if value is not None and value not in REFINE:
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(REFINE)}.")
+    return value
+
+
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.py", help="A Python file that defines `program`.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 Out = Annotated[Path, typer.Option("--out", metavar="RUN", help="The folder of the run.")]
@@ -23,7 +32,12 @@ Given = Annotated[
 ]
 Simulations = Annotated[
     int | None,
-    typer.Option(min=20, metavar="N", help="Simulations to train on.", show_default=str(DEFAULTS["simulations"])),
+    typer.Option(
+        min=20,
+        metavar="N",
+        help="Simulations to train on. Left out: `infer` draws new ones all the time where JAX can run the program.",
+        show_default=str(DEFAULTS["simulations"]),
+    ),
 ]
 Seed = Annotated[
     int | None, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Decides all random numbers.", show_default="0")
@@ -42,6 +56,16 @@ Steps = Annotated[
 ]
 Draws = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Draws from the posterior.", show_default=str(DEFAULTS["draws"]))
+]
+Refine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="Whether draws are refined by a likelihood: auto (where that helps), program (by the program's own "
+        "density), learned, or no.",
+        show_default="auto",
+        callback=_check_refine,
+    ),
 ]
 CheckSimulations = Annotated[
     int | None,

@@ -97,6 +97,7 @@ def report(
         check=check,
         failed=sum(not finding.ok for finding in check.findings),
         draws=tree.sizes["draw"] * tree.sizes["chain"],
+        refined=_refined(tree.attrs),
         observations=tree.sizes["observation"] if many else None,
         summary=_table(summarise(draws, graph, truth).reset_index().rename(columns=LABELS)),
         posterior_figures=_each(figures, tree, graph) if many else _one(figures, tree, graph, prior, truth),
@@ -126,6 +127,19 @@ def report(
         stages=_stages(stages or {}),
     )
     write_atomically(Path(path), text.encode())
+
+
+def _refined(attributes: Mapping[str, Any]) -> str:
+    """How draws of one observation were refined, in a sentence."""
+    names = ("refined", "pareto_k", "effective_sample_size", "log_evidence", "log_evidence_error")
+    how, k, size, evidence, error = (attributes.get(name) for name in names)
+    if not how or not isinstance(k, float):
+        return ""
+    return (
+        f"They were refined {how}: an effective sample size of {size:.0f} before moves, a Pareto k of {k:.2f} "
+        f"(good below 0.7), and a log evidence of {evidence:.3f} ± {error:.3f}. The checks are of draws that are not "
+        "refined."
+    )
 
 
 def _drawn(draws: xr.DataTree, graph: Graph) -> xr.Dataset:

@@ -105,6 +105,7 @@ def run_fit(run: RunFolder) -> Posterior:
     """Train a posterior on the run's simulations: `model/`."""
     options = run.options("fit")
     chosen = choose_method(run.model, options["method"])
+    fresh = bool(options.get("fresh")) and not _on_host(run.model)
     simulated = run.verified("simulate")
     if simulated is None:
         raise Failure(
@@ -117,6 +118,7 @@ def run_fit(run: RunFolder) -> Posterior:
         "epochs": options["epochs"],
         "steps": options["steps"],
         "seed": options["seed"],
+        **({"fresh simulations": True} if fresh else {}),
     }
     folder = run.folder / "model"
     if run.finished("fit", inputs):
@@ -132,14 +134,21 @@ def run_fit(run: RunFolder) -> Posterior:
     def train() -> Posterior:
         key, work = _key(options["seed"], 1), run.work("fit")
         with blaming(run.model.path):
-            return fit(run.model.model, rows, key=key, method=chosen, training=training, checkpoint=work)
+            model = run.model.model
+            return fit(model, rows, key=key, method=chosen, training=training, fresh=fresh, checkpoint=work)
 
     posterior = _resume(run, "fit", train)
     if posterior.history.stopped.startswith("interrupted"):
         raise Interrupted(f"Training was {posterior.history.stopped}.")
     posterior.save(folder)
-    run.finish("fit", inputs, ["model/posterior.json", "model/weights.safetensors"], began)
-    run.done(f"Model of {posterior.weights:,} weights, {len(posterior.history.train)} epochs", began, folder)
+    files = ["model/posterior.json", "model/weights.safetensors"]
+    inner = [f"model/emulator/{Path(name).name}" for name in files] if posterior.emulator is not None else []
+    run.finish("fit", inputs, [*files, *inner], began)
+    epochs = f"{len(posterior.history.train)} epochs"
+    many = f" and {posterior.n_simulations:,} simulations" if fresh else ""
+    run.done(f"Model of {posterior.weights:,} weights, {epochs}{many}", began, folder)
+    if posterior.history.augmented:
+        run.say(posterior.history.augmented)
     return posterior
 
 
@@ -206,8 +215,10 @@ def _was_made(folder: Path, stage: str, inputs: Mapping[str, Any]) -> bool:
 
 def run_sample(run: RunFolder, posterior: Posterior, source: Source, given: Given) -> xr.DataTree:
     """Draw from the posterior of the data: `posterior.nc` and `summary.csv`."""
-    n, seed = run.options("sample")["draws"], run.options("sample")["seed"]
+    options = run.options("sample")
+    n, seed, refine = options["draws"], options["seed"], options["refine"] or "auto"
     inputs = {"the fitted model": source["hash"], "the data": hash_values(given), "draws": n, "seed": seed}
+    inputs |= {"refine": refine}
     path = run.folder / "posterior.nc"
     if run.finished("sample", inputs):
         run.kept(f"{n:,} draws", path)
@@ -215,12 +226,13 @@ def run_sample(run: RunFolder, posterior: Posterior, source: Source, given: Give
     began = time.monotonic()
     run.begin("sample", inputs)
     with blaming(run.model.path), run_watched(run), run.working(f"drawing {n:,} times"):
-        tree = posterior.sample(n, given, key=_key(seed, 2))
+        tree = posterior.sample(n, given, key=_key(seed, 2), refine=False if refine == "no" else refine)
     write_draws(path, tree)
     text = summarise(tree, run.graph).to_csv(float_format="%.6g", lineterminator="\n")
     write_atomically(run.folder / "summary.csv", text.encode())
     run.finish("sample", inputs, [path.name, "summary.csv"], began)
-    run.done(f"{n:,} draws", began, path)
+    refined = tree["posterior"].attrs.get("refined")
+    run.done(f"{n:,} draws{f', refined {refined}' if refined else ''}", began, path)
     return tree
 
 
@@ -314,7 +326,11 @@ def _repeat(run: RunFolder) -> str:
         stages = seeds if together else (command,)
         options = {name: value for stage in stages for name, value in run.options(stage).items()}
         words = ["cpejax", command, str(run.model.path)]
-        for name in ("given", "truth", "fit", "simulations", "method", "epochs", "steps", "draws", "check_simulations"):
+        if "simulations" in options and not options.get(
+            "fresh"
+        ):  # with fresh ones the number is not for a user to give
+            words += ["--simulations", str(options["simulations"])]
+        for name in ("given", "truth", "fit", "method", "epochs", "steps", "draws", "refine", "check_simulations"):
             value = options.get(name)
             value = value["file"] if isinstance(value, dict) else value
             words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
