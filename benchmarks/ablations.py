@@ -2,12 +2,13 @@
 
     python benchmarks/ablations.py                        # all models; about a quarter of an hour
     python benchmarks/ablations.py "two moons" --rounds 5 # one of them, fewer rounds
-    python benchmarks/ablations.py "two moons" --only key clip   # and some of the forms
+    python benchmarks/ablations.py "two moons" --only key tail   # and some of the forms
     python benchmarks/ablations.py --docs                 # the table of docs/inference.md, from the results
 
 Variants take turns in one process, an epoch and 10,000 draws at a time, with one more before that does not count, and
 are compared with the default of the same round. What is compared is the processor's time, of all cores, which
-others who use the machine as well hardly change. The figure is the median ratio, with its quartiles; `nothing` changes
+others who use the machine as well hardly change; where a form is to divide work among cores (`eigen`), look at the
+`elapsed` time, on an idle machine. The figure is the median ratio, with its quartiles; `nothing` changes
 nothing: what it differs from 1 by is noise. Two moons and the hierarchical example are trained by `CPE()` as by
 default, in parts; forms that it has no use for are measured with a method or a model that has.
 
@@ -20,7 +21,6 @@ import argparse
 import json
 import os
 import runpy
-import statistics
 import sys
 import threading
 import time
@@ -34,22 +34,20 @@ from unittest import mock
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 import page
-from jax.scipy.special import ndtr, ndtri
-from jax.scipy.stats import norm
+from jax.scipy.special import ndtr
 
 import cpejax as cpe
 from cpejax.flows.ancestral import networks
-from cpejax.flows.ancestral.mixture import SMALLEST, Mixture
 from cpejax.flows.blocks import network
 from cpejax.inference import sampling
 from cpejax.inference.progress import Bar
 from cpejax.nn import activations, linear, normal
 from cpejax.tasks import two_moons
-from cpejax.util import arrays, cores
+from cpejax.util import cores, keys
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "ablations.json"
@@ -90,22 +88,6 @@ def rows_by_vmap(net: Any, x: jax.Array) -> jax.Array:
     return jax.vmap(net)(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 
-def log_density(self: Mixture, z: jax.Array, s: jax.Array) -> jax.Array:
-    """`Mixture.log_density` with the axes that the rows have."""
-    log_f = normal.log_sum_exp(self.log_weights - self.log_scales + norm.logpdf(self._standardised(s)))
-    inside = jnp.maximum((jnp.exp(self.log_weights) * normal.between(*self._edges())).sum(0), SMALLEST)
-    return log_f - jnp.log(inside) + jnp.where(self.uniform, 0.5 * jnp.log(12.0) + norm.logpdf(z), 0.0)
-
-
-def straighten(self: Mixture, s: jax.Array) -> jax.Array:
-    """`Mixture.straighten` with the axes that the rows have."""
-    d, weights = self._standardised(s), jnp.exp(self.log_weights)
-    first, last = self._edges()
-    lower, upper = (weights * normal.between(first, d)).sum(0), (weights * normal.between(d, last)).sum(0)
-    smaller = jnp.minimum(lower, upper) / jnp.maximum(lower + upper, SMALLEST)
-    return jnp.where(lower < upper, 1.0, -1.0) * ndtri(jnp.maximum(smaller, SMALLEST))
-
-
 def tail_by_ndtr(x: jax.Array) -> jax.Array:
     """`Φ(−|x|)`."""
     return ndtr(-jnp.abs(x))
@@ -130,37 +112,13 @@ class Form:
 
 FORMS = {
     "nothing": Form("the default once more", (), MODELS),
-    "packing": Form("small weights in one vector; large ones apart", ((arrays, "LARGE", 0),)),
-    "large": Form("large weights apart; not all in one vector", ((arrays, "LARGE", 10**9),)),
-    "gathering": Form("rows of ten batches gathered at once", ((arrays, "GATHERED", 1),)),
-    "key": Form("random numbers by `rbg`", ((arrays, "fast_key", lambda key: key),)),
-    "clip": Form(
-        "gradients clipped by a factor, not by optax",
-        ((arrays, "clip", lambda g, _=None: optax.clip_by_global_norm(10.0).update(g, optax.EmptyState())[0]),),
-    ),
+    "key": Form("random numbers by `rbg`", ((keys, "fast_key", lambda key: key),)),
     "activation": Form("`softsign_linear`, not SiLU", ((activations, "softsign_linear", jax.nn.silu),)),
-    "log-sum-exp": Form("own `log_sum_exp`", ((normal, "log_sum_exp", lambda x: jax.nn.logsumexp(x, axis=0)),)),
     "tail": Form("own normal tail, not `ndtr`", ((normal, "tail", tail_by_ndtr),)),
     "between": Form("own derivative of `Φ(b) − Φ(a)`", ((normal, "between", between_by_autodiff),)),
-    "flat": Form(
-        "mixtures of all rows along one axis",
-        ((Mixture, "log_density", log_density), (Mixture, "straighten", straighten)),
-    ),
-    "add": Form("components added one by one", ((normal, "add", lambda terms: jnp.stack(list(terms)).sum(0)),)),
-    "outputs first": Form(
-        "`dense_first`, not transposed `dense`",
-        ((linear, "dense_first", lambda x, w: jnp.moveaxis(linear.dense(x, w), -1, 0)),),
-    ),
     "outer": Form(
         "products of single values by `einsum`",
         ((linear, "outer", lambda x, w: x[..., None] * networks.lift(w, x.ndim + 1)),),
-    ),
-    "repeat": Form(
-        "times repeated by a product",
-        ((linear, "repeat", lambda x, times, n: jnp.repeat(x, times, axis=1)[:, :n]),),
-    ),
-    "wide": Form(
-        "vectors of 512 bits", ((cores, "WIDE", {}),), ("two moons", "hierarchical", "FMPE()", "TriangularCPE()")
     ),
     "eigen": Form("products by Eigen", ((cores, "PRODUCTS_BY_EIGEN", {}),), ("FMPE()", "TriangularCPE()", "images")),
     "silu": Form("own SiLU", ((activations, "silu", jax.nn.silu),), ("FMPE()", "TriangularCPE()")),
@@ -192,6 +150,11 @@ def replaced(form: Form) -> Iterator[None]:
         yield
 
 
+def clocks() -> np.ndarray:
+    """The processor's seconds, of all cores, and those that elapse."""
+    return np.array([time.process_time(), time.perf_counter()])
+
+
 class Variant(threading.Thread):
     """A posterior that is fitted an epoch at a time, and then drawn from, with a form replaced."""
 
@@ -201,6 +164,8 @@ class Variant(threading.Thread):
         self.left = epochs
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
         self.posterior: cpe.Posterior | None = None
+        # Of its own: what was compiled for another variant has other forms.
+        self.compiled = eqx.filter_jit(lambda *args: sampling._draw(*args))
         self.start()
 
     def run(self) -> None:
@@ -220,28 +185,22 @@ class Variant(threading.Thread):
         if self.left < 0:
             raise KeyboardInterrupt
 
-    def epoch(self) -> float:
-        """The processor's seconds of an epoch; the first one, after compiling. After the last, the fit is over."""
+    def epoch(self) -> np.ndarray:
+        """The `clocks` of an epoch; the first one, after compiling. After the last, the fit is over."""
         self.left -= 1
         with replaced(self.form):
-            began = time.process_time()
+            began = clocks()
             self.go.release()
             self.done.acquire()
-            return time.process_time() - began
+            return clocks() - began
 
-    def draw(self, given: dict[str, Any], seed: int) -> float:
-        """The processor's seconds of the draws for an observation."""
+    def draw(self, given: dict[str, Any], seed: int) -> np.ndarray:
+        """The `clocks` of the draws for an observation."""
         assert self.posterior is not None, "the fit has failed"
-        with replaced(self.form), mock.patch.object(sampling, "_compiled_draw", self._compiled):
-            began = time.process_time()
+        with replaced(self.form), mock.patch.object(sampling, "_compiled_draw", self.compiled):
+            began = clocks()
             self.posterior.sample(DRAWS, given=given, key=jax.random.key(seed))
-            return time.process_time() - began
-
-    def _compiled(self) -> Callable:
-        if not hasattr(self, "compiled"):  # of its own: what was compiled for another variant has other forms
-            options = cores.known(cores.WIDE)
-            self.compiled = eqx.filter_jit(lambda *args: sampling._draw(*args), compiler_options=options)
-        return self.compiled
+            return clocks() - began
 
 
 def pause(*_: Any) -> None:
@@ -251,10 +210,11 @@ def pause(*_: Any) -> None:
     variant.pause()
 
 
-def summary(ratios: list[float]) -> dict[str, float]:
-    """The median and the quartiles."""
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {"ratio": round(middle, 3), "low": round(low, 3), "high": round(high, 3)}
+def summary(seconds: list[np.ndarray], default: list[np.ndarray]) -> dict[str, float]:
+    """The median ratio of the processor's seconds and its quartiles; and the median ratio of those that elapse."""
+    processor, elapsed = (np.array(seconds) / np.array(default)).T
+    low, middle, high = np.quantile(processor, [0.25, 0.5, 0.75]).round(3).tolist()
+    return {"ratio": middle, "low": low, "high": high, "elapsed": round(float(np.median(elapsed)), 3)}
 
 
 def measure(name: str, forms: list[str], rounds: int) -> dict[str, Any]:
@@ -268,19 +228,18 @@ def measure(name: str, forms: list[str], rounds: int) -> dict[str, Any]:
         for key, form in {"default": default, **{key: FORMS[key] for key in forms}}.items()
     }
 
-    def turns(what: str, turn: Callable[[Variant, int], float]) -> None:
+    def turns(what: str, turn: Callable[[Variant, int], np.ndarray]) -> None:
         for key, variant in variants.items():
-            print(f"{name}: compiling {what}, {key} ({turn(variant, 0):.1f} s)", flush=True)
-        seconds: dict[str, list[float]] = {key: [] for key in variants}
+            print(f"{name}: compiling {what}, {key} ({turn(variant, 0)[1]:.1f} s)", flush=True)
+        seconds: dict[str, list[np.ndarray]] = {key: [] for key in variants}
         for i in range(1, rounds + 1):
             keys = [*variants][i % len(variants) :] + [*variants][: i % len(variants)]
             for key in keys:
                 turn(variants[key], i)
                 seconds[key].append(turn(variants[key], i))
-        out["seconds"][what] = round(statistics.median(seconds["default"]), 4)
+        out["seconds"][what] = np.median(seconds["default"], axis=0).round(4).tolist()
         for key in forms:
-            ratios = [a / b for a, b in zip(seconds[key], seconds["default"], strict=True)]
-            out["forms"].setdefault(key, {})[what] = summary(ratios)
+            out["forms"].setdefault(key, {})[what] = summary(seconds[key], seconds["default"])
             print(f"{name}: {what} without {key}: {out['forms'][key][what]}", flush=True)
 
     out: dict[str, Any] = {"rounds": rounds, "load": os.getloadavg()[0], "seconds": {}, "forms": {}}
@@ -298,7 +257,7 @@ def document(found: dict[str, Any]) -> None:
     """The table of docs/inference.md."""
     rows = []
     for key, form in FORMS.items():
-        cells = []
+        cells: list[str] = []
         for name in MODELS:
             result = found.get(name, {}).get("forms", {}).get(key)
             cells.append(" ".join(f"{result[what]['ratio']:.2f}" for what in ("epoch", "draws")) if result else "")

@@ -20,7 +20,7 @@ def two_cores(monkeypatch):
 
 
 def test_a_program_alone_is_compiled_for_all_cores(two_cores):
-    assert _cores.options_for_all_cores() == _cores.WIDE | _cores.PRODUCTS_BY_EIGEN
+    assert _cores.options_for_all_cores() == _cores.PRODUCTS_BY_EIGEN
     product = jax.jit(lambda a: a @ a)
     one, two = (jnp.ones((size, size)) for size in (64, 65))
     with ThreadPoolExecutor(2) as threads:
@@ -40,7 +40,7 @@ def test_programs_that_look_alike_are_compiled_once():
 
 
 def test_a_version_of_xla_without_an_option_does_without_it():
-    assert _cores.known(_cores.WIDE) == _cores.WIDE
+    assert _cores.known(_cores.PRODUCTS_BY_EIGEN) == _cores.PRODUCTS_BY_EIGEN
     assert _cores.known({"xla_cpu_no_such_option": "1"}) == {}
 
 

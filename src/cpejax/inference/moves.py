@@ -9,8 +9,6 @@ stands still, so that each move is an exact Metropolis step given the other half
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache
 
 import equinox as eqx
 import jax
@@ -18,7 +16,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.inference.target import Target
-from cpejax.util.cores import WIDE, known
 
 SWEEPS = 25
 """Moves of each draw in a block, after which it is seen whether more are needed."""
@@ -30,18 +27,12 @@ NOISE = 1e-3
 """The noise of a move, in standard deviations of the draws: without it draws would stay in the span of the others."""
 
 
-@cache
-def compiled_moves() -> Callable:
-    """`_moves`, compiled once for all observations."""
-    # Equinox passes options on to `jax.jit`; its annotations do not say so.
-    return eqx.filter_jit(_moves, compiler_options=known(WIDE))  # type: ignore[call-overload]
-
-
 State = tuple[Float[Array, "n d"], Float[Array, " n"], Float[Array, " n"]]
 """Draws, their log-densities under the prior, and their log-likelihoods."""
 
 
-def _moves(
+@eqx.filter_jit
+def moves(
     target: Target, state: State, power: Float[Array, ""], key: PRNGKeyArray, chunk: int
 ) -> tuple[State, Float[Array, ""]]:
     """`SWEEPS` moves of each of an even number of draws, which leave prior × likelihood^power unchanged.

@@ -33,7 +33,7 @@ from cpejax.flows.base import Flow
 from cpejax.inference.bridge import evidence
 from cpejax.inference.density import check_exact, evaluate_on_cores
 from cpejax.inference.likelihood import Likelihood
-from cpejax.inference.moves import SWEEPS, compiled_moves, in_chunks
+from cpejax.inference.moves import SWEEPS, in_chunks, moves
 from cpejax.inference.sampling import MOST_NUMBERS, SHARE, draw_on_cores
 from cpejax.inference.target import Target
 from cpejax.inference.weights import effective_size, smooth
@@ -254,7 +254,7 @@ def _move(
     keys, strength = jax.random.split(key, shares), jnp.asarray(power, float)
     parts = zip(*(np.split(x, shares) for x in state), strict=True)
     each = [(target, jax.tree.map(jnp.asarray, part), strength, k, chunk) for part, k in zip(parts, keys, strict=True)]
-    done = on_cores(compiled_moves(), each)
+    done = on_cores(moves, each)
     z, prior, log_l = (np.concatenate([np.asarray(moved[i]) for moved, _ in done]) for i in range(3))
     return (z, prior, log_l), float(np.mean([float(rate) for _, rate in done]))
 

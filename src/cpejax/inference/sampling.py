@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +14,7 @@ from jaxtyping import Array
 
 from cpejax.coordinates.prior import Coordinates, Values
 from cpejax.flows.base import Flow
-from cpejax.util.cores import WIDE, cores, known, on_cores
+from cpejax.util.cores import cores, on_cores
 
 MOST_NUMBERS = 30_000_000
 """How many values sampling holds at once on a core; more draws than that allows go in chunks."""
@@ -51,7 +50,7 @@ def draw_on_cores(
         shares, axis, size = min(cores(), len(keys)), 0, n
         which = np.arange(shares * -(-len(keys) // shares)).reshape(shares, -1) % len(keys)  # the last is filled
         each = [({name: x[w] for name, x in data.items()}, keys[w]) for w in which]
-    done = on_cores(_compiled_draw(), [(flow, data, keys, size, options, chunk) for data, keys in each])
+    done = on_cores(_compiled_draw, [(flow, data, keys, size, options, chunk) for data, keys in each])
     last = len(keys), n
     values = {name: np.concatenate([v[name] for v, _ in done], axis)[: last[0], : last[1]] for name in done[0][0]}
     counted = {
@@ -59,12 +58,6 @@ def draw_on_cores(
         for name in done[0][1]
     }
     return values, counted
-
-
-@cache
-def _compiled_draw() -> Callable:
-    # Equinox passes options on to `jax.jit`; its annotations do not say so.
-    return eqx.filter_jit(_draw, compiler_options=known(WIDE))  # type: ignore[call-overload]
 
 
 def _draw(
@@ -95,6 +88,9 @@ def _draw(
     batch = -(-len(keys) // batches)
     filled = jax.tree.map(lambda v: v[jnp.arange(batches * batch) % len(keys)], (data, keys))
     return jax.tree.map(lambda v: v[: len(keys)], jax.lax.map(one, filled, batch_size=batch))
+
+
+_compiled_draw = eqx.filter_jit(_draw)
 
 
 def _reject(

@@ -21,10 +21,11 @@ from cpejax.flows.base import Flow, trainable
 from cpejax.inference.checkpoints import digest_tree, load_checkpoint, run_of_checkpoint, save_checkpoint
 from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.settings import DIVERGED, History, Training
-from cpejax.util.arrays import Packing, Weights, clip, copy, fast_key, scan_batches
 from cpejax.util.cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
-from cpejax.util.keys import key_words
+from cpejax.util.keys import fast_key, key_words
 
+LONGEST = 10.0
+"""Length to which a longer gradient is scaled."""
 LONG = 1000
 """Number of steps from which on a run is divided among the cores; for fewer, several programs compile for too long."""
 
@@ -32,8 +33,8 @@ LONG = 1000
 class State(NamedTuple):
     """What a training step changes: weights, their averages, and the state of the optimiser."""
 
-    weights: Weights
-    average: Weights
+    weights: Flow
+    average: Flow
     optimiser: Any
     step: Array
 
@@ -42,14 +43,13 @@ class TrainedPart(NamedTuple):
     """What a part of a flow is trained with, besides its rows: its structure, and its own randomness."""
 
     rest: Flow
-    packing: Packing
     validation_rows: Any
     key: PRNGKeyArray
     key_validation: PRNGKeyArray
 
-    def flow(self, weights: Weights) -> Flow:
+    def flow(self, weights: Flow) -> Flow:
         """The part with these weights."""
-        return eqx.combine(self.packing.tree(weights), self.rest)
+        return eqx.combine(weights, self.rest)
 
 
 Progress = Callable[[int, int, History], None]
@@ -93,7 +93,7 @@ def train(
     batches = n_training // batch
     epochs = settings.epochs(batches)
     optimiser = optax.chain(
-        optax.stateless(clip), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
+        optax.clip_by_global_norm(LONGEST), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
     most = cores() if batches * epochs >= LONG else 1
     begun: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def train(
     # As the run began, on however many cores: other parts, or another way to compile, give other roundings.
     parts, states, training_rows = _divide(flow, shuffled, held_out, begun.get("parts", most), optimiser, key_parts)
     options: Options = begun.get("options", options_for_all_cores() if len(parts) == 1 else {})
-    best = [copy(state.average) for state in states]
+    best = [_copy(state.average) for state in states]
     history = History()
     epoch_number = 0
     run: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def train(
             history.validation.append(value)
             if value < history.best:
                 history.best_epoch = epoch_number
-                best = copy([state.average for state in states])
+                best = _copy([state.average for state in states])
             if history.best_epoch < 0:
                 raise FloatingPointError(
                     f"The validation loss of epoch {epoch_number + 1} is {value}. "
@@ -177,7 +177,7 @@ def train(
             history.seconds = time.monotonic() - began
             if history.cooling is None and epoch_number - 1 - history.best_epoch >= settings.patience:
                 history.cooling = epoch_number
-                states = [s._replace(weights=copy(b), average=copy(b)) for s, b in zip(states, best, strict=True)]
+                states = [s._replace(weights=_copy(b), average=_copy(b)) for s, b in zip(states, best, strict=True)]
             if history.cooling is not None and epoch_number - history.cooling >= settings.patience:
                 history.stopped = f"no better for {settings.patience} epochs"
             elif not math.isfinite(value):  # and so are the weights: no later epoch can be better
@@ -228,14 +228,13 @@ def _divide(
 
     parts, states, rows_of_parts = [], [], []
     for number, (part, own) in enumerate(flow.divide(rows, most)):
-        tree, rest = trainable(part)
-        weights, packing = Packing.of(tree)
+        weights, rest = trainable(part)
         training_rows, validation_rows = (jax.tree.map(lambda x, i=i: halves(x)[i], own) for i in range(2))
         keys = jax.random.split(jax.random.fold_in(key, number))
-        parts.append(TrainedPart(rest, packing, validation_rows, keys[0], keys[1]))
+        parts.append(TrainedPart(rest, validation_rows, keys[0], keys[1]))
         rows_of_parts.append(training_rows)
         # Copies: the compiled epoch gives its arguments' memory to its results.
-        states.append(State(copy(weights), copy(weights), optimiser.init(weights), jnp.zeros((), jnp.int32)))
+        states.append(State(_copy(weights), _copy(weights), optimiser.init(weights), jnp.zeros((), jnp.int32)))
     return parts, states, rows_of_parts
 
 
@@ -248,12 +247,13 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
     def run_epoch(given: tuple[TrainedPart, Any, Array, Array, Array], state: State) -> tuple[State, Array, Array]:
         part, training_rows, epoch, order, rate = given
 
-        def loss(weights: Weights, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
+        def loss(weights: Flow, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
             return part.flow(weights).loss(rows, key)
 
-        def step(carry: State, x: tuple[Any, PRNGKeyArray]) -> tuple[State, Array]:
+        def step(carry: State, x: tuple[Array, PRNGKeyArray]) -> tuple[State, Array]:
             weights, average, optimiser_state, count = carry
-            rows, key = x
+            which, key = x
+            rows = jax.tree.map(lambda r: r[which], training_rows)
             value, gradient = channels_last(jax.value_and_grad(loss))(weights, rows, key)
             change, optimiser_state = optimiser.update(gradient, optimiser_state, weights)
             weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
@@ -261,11 +261,18 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
             return State(weights, average, optimiser_state, count + 1), value
 
         keys = jax.random.split(fast_key(jax.random.fold_in(part.key, epoch)), batches)
-        state, losses = scan_batches(step, state, training_rows, order, keys)
+        losses: Array
+        state, losses = jax.lax.scan(step, state, (order, keys))
         value = _validation_loss(part.flow(state.average), part.validation_rows, part.key_validation, batch)
         return state, losses.mean(), value
 
     return run_epoch
+
+
+@jax.jit  # one call, not one for each array
+def _copy(tree: Any) -> Any:
+    """A copy without weak types: the state of the first epoch must look like that of all others, to compile once."""
+    return jax.tree.map(lambda x: jnp.array(x, x.dtype, copy=True), tree)
 
 
 def _validation_loss(flow: Flow, rows: Any, key: PRNGKeyArray, batch: int) -> Float[Array, ""]:

@@ -65,20 +65,6 @@ def dense(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array
     return jnp.einsum("kri,koi->kro", flat, w).reshape(*x.shape[:-1], w.shape[1])
 
 
-def dense_first(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array, "o k *rows"]:
-    """The products of `dense` with the axis of outputs first."""
-    flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
-    return jnp.einsum("koi,kri->okr", w, flat).reshape(w.shape[1], *x.shape[:-1])
-
-
 def outer(x: Float[Array, "k *rows"], w: Float[Array, "k o"]) -> Float[Array, "k *rows o"]:
     """`dense` of single values; as a product, whose derivative is then one too, and not a slow sum."""
     return jnp.einsum("kr,ko->kro", x.reshape(len(x), -1), w).reshape(*x.shape, -1)
-
-
-def repeat(x: Float[Array, "rows m"], times: int, n: int) -> Float[Array, "rows n"]:
-    """The first `n` of the columns, each repeated this many times.
-
-    By a product, which is computed once: what is repeated otherwise is computed anew wherever it is read.
-    """
-    return x @ np.eye(x.shape[1], dtype=np.float32)[:, np.arange(n) // times]

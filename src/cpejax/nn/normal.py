@@ -1,32 +1,19 @@
-"""The normal distribution function, and sums of few terms, as a CPU computes them fast."""
+"""The normal distribution function, as a CPU computes it fast."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 COEFFICIENTS = (
     *(-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806),
     *(0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277),
 )
 """Of the logarithm of the normal tail, in powers of `1 / (1 + |x| / √8)`."""
-
-
-def add(terms: Iterable[Array]) -> Array:
-    """The sum of arrays, one by one: a sum over an axis would write all of its terms to memory."""
-    return functools.reduce(jnp.add, terms)
-
-
-def log_sum_exp(x: Float[Array, "components *rows"]) -> Float[Array, "*rows"]:
-    """`logsumexp` over the first axis, for finite values."""
-    top = jax.lax.stop_gradient(x.max(0))
-    return top + jnp.log(jnp.exp(x - top).sum(0))
 
 
 def tail(x: Array) -> Array:

@@ -21,8 +21,6 @@ def cores() -> int:
 
 Options = dict[str, str | bool]  # what XLA takes; a number as text
 
-WIDE: Options = {"xla_cpu_prefer_vector_width": "512"}
-"""Vectors as wide as AVX-512 has them, where a processor has it: XLA takes half, and draws are slower by it."""
 PRODUCTS_BY_EIGEN: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 """Of XLA's two libraries for matrix products on a CPU, Eigen's divides middling ones among the cores, and continues
 with other operations meanwhile. YNNPACK's does not; for a program that has a core of its own it is as good or
@@ -31,7 +29,7 @@ better."""
 
 def options_for_all_cores() -> Options:
     """Options for compiling a program that has all cores to itself."""
-    return {} if cores() == 1 else known(WIDE) | known(PRODUCTS_BY_EIGEN)
+    return {} if cores() == 1 else known(PRODUCTS_BY_EIGEN)
 
 
 def known(options: Options) -> Options:

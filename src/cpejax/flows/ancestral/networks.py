@@ -19,7 +19,7 @@ from cpejax.flows.ancestral.stages import Stage
 from cpejax.flows.ode import Solver, euler, log_density_of_steps, rk45
 from cpejax.flows.strata import TimeStrata
 from cpejax.nn.activations import softsign_linear
-from cpejax.nn.linear import dense, outer, repeat
+from cpejax.nn.linear import dense, outer
 from cpejax.nn.time import Fourier
 
 FEATURES = 64
@@ -248,7 +248,7 @@ def matching(
     rest = (1,) * len(plates)
     angle = jnp.pi / 2 * t
     columns = jnp.stack([jnp.sin(angle), jnp.cos(angle), jnp.sqrt(jnp.minimum(jnp.tan(angle), 8.0))])
-    sin, cos, weight = repeat(columns, strata.length, n).reshape(3, 1, n, *rest)
+    sin, cos, weight = strata.each(columns, axis=1).reshape(3, 1, n, *rest)
     time = strata.each(field.time(t), axis=1).reshape(k, n, *rest, -1)
     v = field(time, sin * w + cos * noise, hidden)
     u = cos * w - sin * noise

@@ -22,7 +22,7 @@ from cpejax.flows.ancestral.stages import Reading, Stage
 from cpejax.flows.ancestral.unrolled import pick, place, site_rows
 from cpejax.flows.base import Flow
 from cpejax.nn.embeddings import Embedding
-from cpejax.nn.linear import dense, dense_first
+from cpejax.nn.linear import dense
 
 Tables = dict[Table, Array]
 TINY = 1e-12
@@ -232,11 +232,11 @@ class ReadingFlow(Flow):
             outputs.append(h if stage.pool is None else self._pool(h, stage))
             if stage.columns:
                 raws[number] = self._pool_raw(stage, [inputs[i] for i in stage.raw] + arrived)
-        mixture = dense_first(h, net.mixture) + net.mixture_bias.T.reshape(-1, len(h), *(1,) * (ndim - 2))
+        mixture = dense(h, net.mixture) + lift(net.mixture_bias, ndim)
         for x, w in zip(inputs + arrived, net.mixture_linear + net.mixture_raw, strict=True):
-            mixture = mixture + dense_first(x, w)
+            mixture = mixture + dense(x, w)
         hidden = dense(h, net.field.from_context) + lift(net.field.b1, ndim)
-        return Context(hidden, Mixture.from_numbers(mixture, lift(net.which.uniform, ndim - 1)))
+        return Context(hidden, Mixture.from_numbers(jnp.moveaxis(mixture, -1, 0), lift(net.which.uniform, ndim - 1)))
 
     def _pool_raw(self, stage: Stage, values: list[Array]) -> Array:
         """What a stage reads, and what arrives there, pooled as it is."""
