@@ -19,7 +19,7 @@ from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.progress import Bar
 from cpejax.inference.rows import check_probe, check_simulations, model_of, prepare
-from cpejax.inference.scores import gain, score_held_out
+from cpejax.inference.scores import gain, score_held_out, score_refined
 from cpejax.inference.settings import DIVERGED, History, Training
 from cpejax.inference.training import LONG, Fresh, split, train
 from cpejax.inference.values import centre, centred
