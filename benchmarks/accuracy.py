@@ -103,10 +103,10 @@ def toy(c2st):
 def task(name):
     """A benchmark task against its exact posterior; two moons also with RK5(4)."""
 
-    def run(c2st, pictures=None):
+    def run(c2st, pictures=None, count=OBSERVATIONS):
         t = cpe.tasks.get(name)
         posterior, about = fitted(t.program, t.observed)
-        observations = [t.observation(seed) for seed in range(OBSERVATIONS)]
+        observations = [t.observation(seed) for seed in range(count)]
         out = {**about, "parameters": t.theta_dim, **compare(posterior, observations, t.exact, c2st)}
         if posterior.emulator is not None:
             out["refined"] = compare(posterior, observations, t.exact, c2st, refine="learned")
@@ -252,6 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *ALL], help="which (default: all)")
     parser.add_argument("--c2st", default="fast", choices=["fast", "mlp"])
+    parser.add_argument("--observations", type=int, default=OBSERVATIONS, help="of each task")
     parser.add_argument("--again", action="store_true", help="compute again what is there")
     parser.add_argument("--pictures", help="a folder for pictures of the tasks' draws beside exact ones")
     parser.add_argument("--docs", action="store_true", help="write the table of the documentation")
@@ -263,8 +264,8 @@ def main() -> None:
     for name in options.names or ALL:
         if name in found and not options.again:
             continue
-        pictures = {"pictures": options.pictures} if name in cpe.tasks.names() else {}
-        found[name] = {**ALL[name](options.c2st, **pictures), "c2st_method": options.c2st}
+        more = {"pictures": options.pictures, "count": options.observations} if name in cpe.tasks.names() else {}
+        found[name] = {**ALL[name](options.c2st, **more), "c2st_method": options.c2st}
         print(name, json.dumps(found[name]), flush=True)
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")

@@ -330,9 +330,21 @@ def test_restart_drops_training_on_what_it_replaces(here):
     assert json.loads((here / "run" / "run.json").read_text())["begun"] == {}
 
 
+def test_without_a_number_of_simulations_new_ones_are_drawn_all_the_time(here):
+    new = ("infer", "model.py", "--given", "data.json", "--out", "new")
+    out = cpejax(*new, "--epochs", 2, "--draws", 100, "--refine", "no", "--check-simulations", 60)
+    assert "2 epochs and 30,000 simulations in" in out
+    assert "100 draws in" in out
+    page = (here / "new" / "report.html").read_text()
+    assert "cpejax infer model.py --given data.json --epochs 2 --draws 100 --refine no --check-simulations 60" in page
+    assert cpejax(*new).count("from before:") == 4
+    assert "'sometimes' is none of auto, program, learned, no" in failing(*new, "--refine", "sometimes", code=2)
+
+
 def test_a_seed_belongs_to_its_stage(here):
     sample = ("sample", "model.py", "--given", "data.json", "--out", "run")
-    assert "1,000 draws in" in cpejax(*sample, "--seed", 9, "--restart")
+    refined = "1,000 draws, refined by the program's own density in"
+    assert refined in cpejax(*sample, "--seed", 9, "--restart")
     assert "--seed was 9, is 8" in failing(*sample, "--seed", 8)
     out = cpejax(*INFER)
     assert out.count("from before:") == 3  # simulations, model and draws; the report is of other draws

@@ -44,6 +44,11 @@ from cpejax.runs.watchdog import Interrupted, run_watched
 from cpejax.util.files import Unusable, write_atomically
 
 Result = TypeVar("Result")
+REPEATED = (
+    *("given", "truth", "fit", "simulations", "method", "epochs", "steps", "draws", "refine"),
+    "check_simulations",
+)
+"""The options of the command that repeats a run, in their order."""
 
 
 def run_simulate(run: RunFolder) -> Simulations:
@@ -326,12 +331,9 @@ def _repeat(run: RunFolder) -> str:
         stages = seeds if together else (command,)
         options = {name: value for stage in stages for name, value in run.options(stage).items()}
         words = ["cpejax", command, str(run.model.path)]
-        if "simulations" in options and not options.get(
-            "fresh"
-        ):  # with fresh ones the number is not for a user to give
-            words += ["--simulations", str(options["simulations"])]
-        for name in ("given", "truth", "fit", "method", "epochs", "steps", "draws", "refine", "check_simulations"):
-            value = options.get(name)
+        left_out = {"simulations": options.get("fresh"), "refine": options.get("refine") == "auto"}
+        for name in REPEATED:
+            value = None if left_out.get(name) else options.get(name)
             value = value["file"] if isinstance(value, dict) else value
             words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
         lines.append(shlex.join([*words, "--seed", str(options["seed"]), "--out", str(run.folder)]))
