@@ -46,8 +46,9 @@ itself: each scalar is drawn by a network of its own that reads those before it,
 long to train as three parameters."""
 SIMULATION_STEPS = 10
 """Steps of Euler's method in an emulated simulation."""
-LIKELIHOOD_STEPS = 8
-"""Steps of Heun's method in a learned likelihood. Its density integrates to one with any number."""
+LIKELIHOOD_STEPS = 2
+"""Steps of Heun's method in a learned likelihood. Its density integrates to one with any number, and moves evaluate it
+a hundred times for each draw."""
 
 
 class LearnedLikelihood(Likelihood):
