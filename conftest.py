@@ -4,6 +4,8 @@ Do not import `cpejax` at the top of this file: the import hook that checks jaxt
 `pyproject.toml`) is installed after it is read, and must come before the package is imported.
 """
 
+import gc
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +26,11 @@ matplotlib.use("Agg")
 hypothesis.settings.register_profile("cpejax", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("cpejax")
 
+FAST_TO_COMPILE = (
+    "--xla_cpu_use_fusion_emitters=false",  # loops in LLVM at once, not by way of MLIR: a third less time
+    "--xla_cpu_parallel_codegen_split_count=1",  # each worker of the tests has one core
+)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Most of the tests' time is compilation: programs that are the same are compiled once in a session, and all are
@@ -33,7 +40,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    jax.config.update("jax_disable_most_optimizations", config.option.markexpr != "slow")
+    if config.option.markexpr != "slow":
+        jax.config.update("jax_disable_most_optimizations", True)
+        # XLA reads them when it compiles for the first time, and ends the process where it does not know one.
+        set_before = os.environ.get("XLA_FLAGS", "").split()  # also by the process that started this worker
+        os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*set_before, *FAST_TO_COMPILE]))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, and compiling makes many objects that stay: collecting garbage seldom saves time."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture
@@ -43,6 +60,14 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cpe.fit` but for its training, which takes longest to compile: for tests that hold for any weights."""
+    import cpejax as cpe
+
+    monkeypatch.setattr("cpejax.inference.fit.train", lambda flow, *_, **__: (flow, cpe.History()))
 
 
 @pytest.fixture(scope="session")
