@@ -43,11 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr != "slow":
         jax.config.update("jax_disable_most_optimizations", True)
         # XLA reads them when it compiles for the first time, and ends the process where it does not know one.
-        os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_TO_COMPILE])
+        set_before = os.environ.get("XLA_FLAGS", "").split()  # also by the process that started this worker
+        os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys([*set_before, *FAST_TO_COMPILE]))
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays, and what JAX keeps of a program is freed seldom: neither is looked through each time."""
+    """What was imported stays, and compiling makes many objects that stay: collecting garbage seldom saves time."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
@@ -59,6 +60,14 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cpe.fit` but for its training, which takes longest to compile: for tests that hold for any weights."""
+    import cpejax as cpe
+
+    monkeypatch.setattr("cpejax.inference.fit.train", lambda flow, *_, **__: (flow, cpe.History()))
 
 
 @pytest.fixture(scope="session")

@@ -626,7 +626,7 @@ def test_distributions_that_hide_their_arrays_can_be_read():
     assert graph_of(program).constants == {}
 
 
-def test_a_posterior_is_loaded_with_its_own_constants_only(tmp_path):
+def test_a_posterior_is_loaded_with_its_own_constants_only(tmp_path, no_training):
     def program(x, group):
         with plate("g", 4):
             a = sample("a", Normal(0.0, 1.0))
@@ -636,12 +636,7 @@ def test_a_posterior_is_loaded_with_its_own_constants_only(tmp_path):
     arguments, other = (X, GROUP), (X + 0.1, GROUP)
     simulations = cpe.simulate(cpe.Model(program, observed=["y"], args=(*arguments,)), 200, key=KEY)
     posterior = cpe.fit(
-        cpe.Model(program, args=(*arguments,)),
-        simulations,
-        method=cpe.CPE(**SMALL),
-        key=KEY,
-        progress=False,
-        training=cpe.Training(max_epochs=1),
+        cpe.Model(program, args=(*arguments,)), simulations, method=cpe.CPE(**SMALL), key=KEY, progress=False
     )
     posterior.save(tmp_path / "run")
     loaded = cpe.load(tmp_path / "run", cpe.Model(program, args=(*arguments,)))

@@ -543,7 +543,7 @@ def test_a_program_may_have_arguments_of_any_name():
     assert simulations.model is model
 
 
-def test_a_model_is_traced_once(monkeypatch):
+def test_a_model_is_traced_once(monkeypatch, no_training):
     calls = []
     inner = _graph.read
     monkeypatch.setattr(_graph, "read", lambda program: calls.append(program) or inner(program))
@@ -551,7 +551,7 @@ def test_a_model_is_traced_once(monkeypatch):
     simulations = cpe.simulate(model, 40, key=KEY)
     tiny = cpe.CPE(width=4, depth=1, hidden=4, components=1)
     for given in (model, groups):  # also the bare function, which simulations know
-        cpe.fit(given, simulations, key=KEY, method=tiny, training=cpe.Training(max_epochs=1))
+        cpe.fit(given, simulations, key=KEY, method=tiny)
     assert len(calls) == 1
 
 
