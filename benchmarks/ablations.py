@@ -83,19 +83,9 @@ CPE = MODELS[:2]
 # The plain forms
 
 
-def rows_by_vmap(net: Any, x: jax.Array) -> jax.Array:
-    """A network on each row."""
-    return jax.vmap(net)(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
-
-
 def tail_by_ndtr(x: jax.Array) -> jax.Array:
     """`Φ(−|x|)`."""
     return ndtr(-jnp.abs(x))
-
-
-def between_by_autodiff(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`Φ(b) − Φ(a)`, with the gradients of all its branches."""
-    return normal.between_by_tails(a, normal.tail(a), b, normal.tail(b))
 
 
 @dataclass(frozen=True)
@@ -115,18 +105,11 @@ FORMS = {
     "key": Form("random numbers by `rbg`", ((keys, "fast_key", lambda key: key),)),
     "activation": Form("`softsign_linear`, not SiLU", ((activations, "softsign_linear", jax.nn.silu),)),
     "tail": Form("own normal tail, not `ndtr`", ((normal, "tail", tail_by_ndtr),)),
-    "between": Form("own derivative of `Φ(b) − Φ(a)`", ((normal, "between", between_by_autodiff),)),
     "outer": Form(
         "products of single values by `einsum`",
         ((linear, "outer", lambda x, w: x[..., None] * networks.lift(w, x.ndim + 1)),),
     ),
     "eigen": Form("products by Eigen", ((cores, "PRODUCTS_BY_EIGEN", {}),), ("FMPE()", "TriangularCPE()", "images")),
-    "silu": Form("own SiLU", ((activations, "silu", jax.nn.silu),), ("FMPE()", "TriangularCPE()")),
-    "weigh": Form(
-        "a transposed copy of weights", ((linear, "weigh", lambda x, w: x @ w.T),), ("FMPE()", "TriangularCPE()")
-    ),
-    "few": Form("narrow layers as sums", ((linear, "FEW", 0),), ("FMPE()", "TriangularCPE()")),
-    "rows": Form("layers on rows, not by `vmap`", ((linear, "on_rows", rows_by_vmap),), ("FMPE()", "TriangularCPE()")),
     "node by node": Form(
         "blocks of few nodes one by one",
         ((network, "UNROLLED", 0), (network, "UNROLLED_BLOCKS", 0)),

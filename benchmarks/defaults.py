@@ -30,7 +30,7 @@ from cpejax.nn import activations
 
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
 METHOD = {"depth", "width", "hidden", "components"}
-ACTIVATIONS = {"silu": activations.silu, "softsign_linear": activations.softsign_linear}
+ACTIVATIONS = {"silu": jax.nn.silu, "softsign_linear": activations.softsign_linear}
 VARIANTS = [
     "default",
     "depth=3",

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.nn import silu
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.base import Prior, with_data
@@ -17,9 +18,8 @@ from cpejax.coordinates.prior import Coordinates, Values, plates_first
 from cpejax.coordinates.standardise import Standardise
 from cpejax.coordinates.vector import Kind
 from cpejax.flows.base import Flow, check_embed
-from cpejax.nn.activations import silu
 from cpejax.nn.embeddings import Embedding
-from cpejax.nn.linear import on_rows, split_columns, weigh
+from cpejax.nn.linear import on_rows, split_columns
 from cpejax.nn.time import TimeFeatures
 from cpejax.program.graph import Graph
 from cpejax.program.simulator import Program
@@ -191,10 +191,10 @@ class Condition(eqx.Module):
     def of_data(self, x: Float[Array, "n f"]) -> list[Float[Array, "n h"]]:
         """What data add to each layer, the offset with it."""
         h = silu(on_rows(self.mlp, x))
-        return [weigh(h, w) + b for w, b in zip(self.from_data, self.biases, strict=True)]
+        return [h @ w.T + b for w, b in zip(self.from_data, self.biases, strict=True)]
 
     def of_time(self, t: Float[Array, " n"]) -> list[Float[Array, "n h"]]:
         """What time adds to each layer."""
         assert self.time is not None
         h = silu(self.time(t))
-        return [weigh(h, w) for w in self.from_time]
+        return [h @ w.T for w in self.from_time]

@@ -7,6 +7,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jax.nn import silu
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.base import with_data
@@ -14,8 +15,7 @@ from cpejax.coordinates.prior import Values
 from cpejax.flows.conditioning import VectorFlow
 from cpejax.flows.ode import Field, Solver, log_density, solver_options, step_options, transport
 from cpejax.flows.strata import TimeStrata
-from cpejax.nn.activations import silu
-from cpejax.nn.linear import on_rows, split_columns, weigh
+from cpejax.nn.linear import on_rows, split_columns
 from cpejax.nn.time import TimeFeatures
 
 
@@ -45,15 +45,15 @@ class JointNet(eqx.Module):
 
     def of_data(self, x: Float[Array, "n f"]) -> Float[Array, "n h"]:
         """What data add to the first joint layer."""
-        return weigh(on_rows(self.data, x), self.first[1]) + self.bias
+        return on_rows(self.data, x) @ self.first[1].T + self.bias
 
     def of_time(self, t: Float[Array, " n"]) -> Float[Array, "n h"]:
         """What time adds to the first joint layer."""
-        return weigh(silu(self.time(t)), self.first[2])
+        return silu(self.time(t)) @ self.first[2].T
 
     def __call__(self, u: Float[Array, "n d"], condition: Float[Array, "#n h"]) -> Float[Array, "n d"]:
         """`condition`: the sum of `of_data` and `of_time`."""
-        h = silu(weigh(on_rows(self.theta, u), self.first[0]) + condition)
+        h = silu(on_rows(self.theta, u) @ self.first[0].T + condition)
         return on_rows(self.layers[1], silu(on_rows(self.layers[0], h)))
 
 

@@ -8,9 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.nn import silu
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from cpejax.nn.activations import silu
 from cpejax.nn.linear import on_rows
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.nn import silu
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.standardise import Fixed
-from cpejax.nn.activations import silu
 from cpejax.nn.linear import on_rows
 
 

@@ -19,6 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optimistix as optx
+from jax.nn import silu
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from cpejax.coordinates.prior import Values
@@ -27,7 +28,6 @@ from cpejax.flows.base import Flow
 from cpejax.flows.blocks.network import BlockMethod, ConditionedNet, Conditions, Inverse, Scalar, Solve
 from cpejax.flows.blocks.storage import wire
 from cpejax.flows.conditioning import VectorFlow
-from cpejax.nn.activations import silu
 from cpejax.nn.embeddings import Embedding
 from cpejax.nn.linear import on_rows
 from cpejax.program.inverse import invert
