@@ -116,7 +116,9 @@ def test_prior_draws_are_joint_and_call_no_simulator():
     zeros = {name: jnp.zeros(1) for name in ("a", "b", "y")}
     coordinates = Coordinates(simulated, graph, zeros)
     keys = jax.random.split(KEY, 2000)
-    draws = jax.vmap(lambda k: prior_draw(coordinates, {"y": jnp.zeros(())}, key=k))(keys)
+    draws = jax.vmap(
+        lambda k: prior_draw(coordinates.program, coordinates.graph.parameters, {"y": jnp.zeros(())}, key=k)
+    )(keys)
     assert set(draws) == {"a", "b"}
     assert stats.kstest(draws["a"], "norm").pvalue > 1e-3
     assert stats.kstest((draws["b"] - draws["a"]) / 0.1, "norm").pvalue > 1e-3

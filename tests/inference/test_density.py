@@ -14,7 +14,8 @@ from scipy.stats import multivariate_normal
 
 import cpejax as cpe
 from cpejax.flows.base import trainable
-from cpejax.inference.fit import _held_out, _prepare
+from cpejax.inference.rows import prepare
+from cpejax.inference.scores import score_held_out
 
 C2ST = {  # the highest that the default may have
     "distractors": 0.544,
@@ -66,7 +67,7 @@ def test_a_worse_posterior_has_no_better_validation_loss(posterior):
     1,000 of them has a mean that is not below 0 by more than a few standard errors.
     """
     fresh = cpe.simulate(cpe.Model(program, observed=["y"]), 1000, key=jax.random.key(7))
-    rows = _prepare(posterior.flow, fresh)
+    rows = prepare(posterior.flow, fresh)
     weights, rest = trainable(posterior.flow)
     rng = np.random.default_rng(0)
     values = {name: jnp.asarray(x) for name, x in fresh.items()}
@@ -117,7 +118,7 @@ def test_a_density_that_is_not_one_is_an_error(posterior, simulations, monkeypat
     log_prob = flow.log_prob
     monkeypatch.setattr(flow, "log_prob", lambda *args, **options: log_prob(*args, **options) + 75.0)
     with pytest.raises(FloatingPointError, match=r"cannot be right: it integrates to about e\^"):
-        _held_out(posterior.flow, simulations, np.arange(150), np.arange(200, 400))  # another shape: compiled anew
+        score_held_out(posterior.flow, simulations, np.arange(150), np.arange(200, 400))  # another shape: compiled anew
 
 
 def test_a_loss_that_cannot_be_right_ends_training(simulations, monkeypatch):

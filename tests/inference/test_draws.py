@@ -10,8 +10,8 @@ from numpyro import handlers
 
 import cpejax as cpe
 from cpejax.inference import trees
-from cpejax.inference.fit import _check_simulations
 from cpejax.inference.given import check_draws
+from cpejax.inference.rows import check_simulations
 from cpejax.inference.trees import deterministics
 from cpejax.program.tracing import Centred, run
 from cpejax.runs.result_files import read_simulations, write_arrays
@@ -112,10 +112,10 @@ def test_deterministic_sites_are_drawn(monkeypatch):
 
 def test_fit_takes_deterministic_sites_and_reads_none(unchecked):
     simulations = cpe.simulate(schools, 50, key=KEY)
-    rows = _check_simulations(simulations, simulations.graph)
+    rows = check_simulations(simulations, simulations.graph)
     assert list(rows) == ["mu", "tau", "z", "y"]
     with pytest.raises(ValueError, match="have the sites \\['other'\\]"):
-        _check_simulations({**simulations, "other": np.zeros(50)}, simulations.graph)
+        check_simulations({**simulations, "other": np.zeros(50)}, simulations.graph)
 
 
 # ---- masked data
@@ -140,7 +140,7 @@ def test_masked_data_may_be_anything_and_change_nothing():
     with pytest.raises(ValueError, match="1 values that are not finite"):
         posterior.sample(5, {"y": np.array([np.nan, 2.0, np.nan, 3.0])}, **QUICK)
     rows = {"mu": np.zeros(20), "y": np.full((20, 4), 7.0)}
-    assert np.array_equal(_check_simulations(rows, posterior.graph)["y"][0], [7, 7, 0, 0])
+    assert np.array_equal(check_simulations(rows, posterior.graph)["y"][0], [7, 7, 0, 0])
 
 
 @pytest.mark.slow

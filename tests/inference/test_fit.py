@@ -315,7 +315,7 @@ class Pressed:
         press()
 
 
-@pytest.mark.parametrize("where", ["_prepare", "train"])
+@pytest.mark.parametrize("where", ["prepare", "train"])
 def test_ctrl_c_that_python_loses_before_the_loop_is_raised_again(monkeypatch, where):
     """An exception of a handler is lost where Python calls it in a destructor, or while it collects garbage."""
     lost = []
@@ -705,7 +705,7 @@ def test_wrong_options_of_a_method():
         ({"method": "CPE"}, "method must be a method with its options, as cpe.CPE(); found 'CPE'."),
         ({"training": {"steps": 5}}, "training must be cpe.Training(...), found {'steps': 5}."),
         ({"simulations": [1, 2]}, "simulations must be a dict of arrays, as cpe.simulate returns; found list."),
-        ({"simulations": None}, "simulations must be a dict of arrays, as cpe.simulate returns; found NoneType."),
+        ({"simulations": []}, "simulations must be a dict of arrays, as cpe.simulate returns; found list."),
     ],
     ids=lambda x: str(x)[:30],
 )

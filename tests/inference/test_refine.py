@@ -290,7 +290,7 @@ def test_auto_follows_the_held_out_simulations(posterior, capfd):
     assert "refined" not in other.sample(10, **asked).posterior.attrs  # there is no score
     for refined, expected in ((-1.0, True), (-2.1, False)):
         score = {"n": 200, "plain": -2.0, "refined": refined, "error": 0.1, "draws": 100}
-        other.history.held_out["refined"] = score
+        other.history.refinement = score
         assert ("refined" in other.sample(10, **asked).posterior.attrs) == expected
     assert "-2.100 with it" in " ".join(capfd.readouterr().err.split())
 

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import cpejax as cpe
-from cpejax.inference.fit import _check_probe
+from cpejax.inference.rows import check_probe
 from cpejax.program.probe import Prober, code_of
 
 KEY = jax.random.key(0)
@@ -135,7 +135,7 @@ def test_a_change_of_code_on_the_host_is_in_doubt():
 
 def test_fit_says_that_code_on_the_host_has_changed(capsys):
     simulations = cpe.simulate(on_host(1.0), 20, key=KEY)
-    found = _check_probe(simulations, Prober(on_host(2.0), simulations.graph))
+    found = check_probe(simulations, Prober(on_host(2.0), simulations.graph))
     assert found is simulations.probe
     assert "Warning: since the simulations were made, site 'y' has a simulator whose code" in capsys.readouterr().err
 

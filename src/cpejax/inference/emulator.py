@@ -102,9 +102,6 @@ class Emulator(Fitted):
         - `values`: parameters that are not drawn but given, `{site: (n, *shape)}`: all of them.
 
         **Returns:** `Simulations`, as `cpe.simulate` does, without deterministic sites.
-
-        >>> emulator.simulate(10, key=jax.random.key(2))["y"].shape
-        (10, 3)
         """
         check_count(n, "n, the number of simulations,")
         key, graph = check_key(key), self.graph
@@ -135,9 +132,6 @@ class Emulator(Fitted):
 
         **Returns:** an array `(n,)`, for a DataTree `(chain, draw)`. Of counts it is a log-probability, of other data
         a log-density.
-
-        >>> emulator.log_likelihood({"mu": jax.numpy.zeros(4)}, given={"y": [0.3, 1.2, -0.4]}).shape
-        (4,)
         """
         data, many = check_given(self, given)
         if many or set(data) != set(self.graph.data):
@@ -171,6 +165,8 @@ def emulate(
     >>> emulator = cpe.emulate(model, simulations, method=tiny, training=short, key=jax.random.key(1))
     >>> emulator.simulate(5, key=jax.random.key(2))["y"].shape
     (5, 3)
+    >>> emulator.log_likelihood({"mu": jax.numpy.zeros(4)}, given={"y": [0.3, 1.2, -0.4]}).shape
+    (4,)
     """
     method = CPE() if method is None else method
     if not isinstance(method, CPE) or method.embed:
