@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 
 from cpejax.flows.ancestral.method import CPE
 from cpejax.flows.base import Flow, Method
+from cpejax.flows.ensemble import Ensemble
 from cpejax.inference.emulator import Emulator, learn_forward, why_not
 from cpejax.inference.fresh import EmulatedRows, SimulatedRows
 from cpejax.inference.interrupt import Interrupt
@@ -26,7 +27,7 @@ from cpejax.inference.values import centre, centred
 from cpejax.program.model import Model, as_model
 from cpejax.program.probe import Probe, Prober
 from cpejax.program.simulate import simulate
-from cpejax.program.simulations import Simulations, offsets
+from cpejax.program.simulations import Simulations, check_count, offsets
 from cpejax.program.simulator import Program
 from cpejax.util.keys import check_key
 
@@ -45,6 +46,7 @@ def fit(
     training: Training | None = None,
     emulate: bool | None = None,
     fresh: bool | None = None,
+    ensemble: int = 1,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> Posterior:
@@ -64,6 +66,8 @@ def fit(
         the emulator, and `posterior.history.emulation` says what it did.
     - `fresh`: train on new simulations in every epoch, for programs that JAX can run; `simulations` only standardise
         and validate. By default where there are none.
+    - `ensemble`: networks that are trained at once and drawn from as a mixture: `log_prob` is the logarithm of their
+        mean density. Training takes as many times as long.
     - `checkpoint`: a folder; a run that was killed resumes from there, to the same result.
     - `progress`: a progress bar; by default where there is a terminal.
 
@@ -82,6 +86,7 @@ def fit(
     if training is not None and not isinstance(training, Training):
         raise TypeError(f"training must be cpe.Training(...), found {training!r:.60}.")
     settings = (training or Training()).completed({**Method.training, **method.training})
+    check_count(ensemble, "ensemble, the number of networks,")
     key = check_key(key)
     if simulations is None:
         if fresh is False:
@@ -104,7 +109,7 @@ def fit(
     bar = Bar(progress)
     folder = None if checkpoint is None else Path(checkpoint)
     with Interrupt() as interrupt:
-        this = _Fit(model, rows, offset, probe, method, settings, key, folder, bar, interrupt)
+        this = _Fit(model, rows, offset, probe, method, settings, int(ensemble), key, folder, bar, interrupt)
         if fresh:
             source = SimulatedRows(this.flow, this.rows.n, key=jax.random.fold_in(key, 3))
             flow, history = this.train(source)
@@ -143,6 +148,7 @@ class _Fit:
     probe: Probe
     method: Method
     settings: Training
+    ensemble: int
     key: PRNGKeyArray
     checkpoint: Path | None
     bar: Bar
@@ -151,7 +157,9 @@ class _Fit:
     def __post_init__(self) -> None:
         key_flow, self.key_train = jax.random.split(self.key)
         program = centred(self.model.bound, self.offset)
-        self.flow = self.method.build(program, self.model.graph, self.rows, key=key_flow)
+        keys = [key_flow, *(jax.random.fold_in(key_flow, i) for i in range(1, self.ensemble))]
+        flows = [self.method.build(program, self.model.graph, self.rows, key=k) for k in keys]
+        self.flow = flows[0] if self.ensemble == 1 else Ensemble(flows)
         self.interrupt.check()
         self.prepared = prepare(self.flow, self.rows)
         self.interrupt.check()

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cpejax.flows.base import Flow, Method
+from cpejax.flows.ensemble import Ensemble
 from cpejax.inference.emulator import Emulator, build_forward
 from cpejax.inference.fitted import Fitted
 from cpejax.inference.posterior import Posterior
@@ -82,12 +83,15 @@ def _read(
         )
     say_doubtful(f"the posterior in {folder} was fitted", doubtful)
     offset = {name.removeprefix("offset."): x for name, x in arrays.items() if name.startswith("offset.")}
-    _check_size(method, sum(math.prod(shape) for shape, _ in about["structure"]), folder)
+    stored = sum(math.prod(shape) for shape, _ in about["structure"])
+    _check_size(method, about.get("ensemble", 1), stored, folder)
     blank = {name: np.zeros((1, *site.shape), jnp.result_type(float)) for name, site in graph.sites.items()}
     try:
         like = {"key": jax.random.key(0), "like": about["description"]}
         program = centred(bound, offset)
         flow = build(method, program, graph, blank, **like) if build else method.build(program, graph, blank, **like)
+        if about.get("ensemble"):
+            flow = Ensemble([flow] * about["ensemble"])
     except (LookupError, TypeError) as error:
         raise ValueError(f"{folder / 'posterior.json'} describes no networks of this program ({error}).") from error
     if array_shapes(flow) != about["structure"]:
@@ -97,8 +101,8 @@ def _read(
             f"weights are {', '.join(types)}, and JAX's numbers are {jnp.result_type(float)} now: jax_enable_x64)."
         )
     leaves, structure = jax.tree.flatten(flow)
-    stored = (jnp.asarray(arrays[str(i)]) for i in range(len(about["structure"])))
-    flow = jax.tree.unflatten(structure, [next(stored) if eqx.is_array(x) else x for x in leaves])
+    found = (jnp.asarray(arrays[str(i)]) for i in range(len(about["structure"])))
+    flow = jax.tree.unflatten(structure, [next(found) if eqx.is_array(x) else x for x in leaves])
     settings, history = Training(**about["settings"]), History(**about["history"])
     return Fitted(flow, model, method, settings, history, about["n_simulations"], offset, probe)
 
@@ -131,13 +135,14 @@ def _read_weights(path: Path, about: dict[str, Any]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _check_size(method: Method, stored: int, folder: Path) -> None:
+def _check_size(method: Method, networks: int, stored: int, folder: Path) -> None:
     """A method's options fit the number of stored weights: networks that could not be in the file are never built."""
-    least = method.least_weights()
+    least = networks * max(1, method.least_weights())
     if least > stored:
+        times = f" × {networks}" if networks > 1 else ""
         raise ValueError(
-            f"The posterior in {folder} has {stored} stored weights, but {method} has at least {least}: its options "
-            "were altered after it was saved."
+            f"The posterior in {folder} has {stored} stored weights, but {method}{times} has at least {least}: "
+            "its options were altered after it was saved."
         )
 
 

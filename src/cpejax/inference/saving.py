@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from cpejax.flows.base import Flow, Method
+from cpejax.flows.ensemble import Ensemble
 from cpejax.inference.fitted import Fitted
 from cpejax.program.probe import Probe, Prober
 from cpejax.util.files import digest, pack_arrays, write_atomically
@@ -61,6 +62,7 @@ def save(fitted: Fitted, folder: str | Path, emulator: Fitted | None = None) -> 
         "description": fitted.flow.description(),
         "structure": array_shapes(fitted.flow),
         "weights_sha256": digest(content),
+        **({"ensemble": fitted.flow.size} if isinstance(fitted.flow, Ensemble) else {}),
         **({} if emulator is None else {"emulator": save(emulator, folder / "emulator")}),
     }
     about["sha256"] = digest(json.dumps(about, sort_keys=True).encode())
