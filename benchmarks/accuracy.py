@@ -103,9 +103,11 @@ def toy(c2st):
 def task(name):
     """A benchmark task against its exact posterior; two moons also with RK5(4)."""
 
-    def run(c2st, pictures=None, count=OBSERVATIONS):
+    def run(c2st, pictures=None, models=None, count=OBSERVATIONS):
         t = cpe.tasks.get(name)
         posterior, about = fitted(t.program, t.observed)
+        if models:
+            posterior.save(Path(models) / name)
         observations = [t.observation(seed) for seed in range(count)]
         out = {**about, "parameters": t.theta_dim, **compare(posterior, observations, t.exact, c2st)}
         if posterior.emulator is not None:
@@ -255,6 +257,7 @@ def main() -> None:
     parser.add_argument("--observations", type=int, default=OBSERVATIONS, help="of each task")
     parser.add_argument("--again", action="store_true", help="compute again what is there")
     parser.add_argument("--pictures", help="a folder for pictures of the tasks' draws beside exact ones")
+    parser.add_argument("--models", help="a folder for the fitted tasks, which benchmarks/sbc.py reads")
     parser.add_argument("--docs", action="store_true", help="write the table of the documentation")
     options = parser.parse_args()
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -264,7 +267,8 @@ def main() -> None:
     for name in options.names or ALL:
         if name in found and not options.again:
             continue
-        more = {"pictures": options.pictures, "count": options.observations} if name in cpe.tasks.names() else {}
+        of_tasks = {"pictures": options.pictures, "models": options.models, "count": options.observations}
+        more = of_tasks if name in cpe.tasks.names() else {}
         found[name] = {**ALL[name](options.c2st, **more), "c2st_method": options.c2st}
         print(name, json.dumps(found[name]), flush=True)
         RESULTS.parent.mkdir(exist_ok=True)

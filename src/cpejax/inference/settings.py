@@ -34,6 +34,8 @@ class Training:
     - `weight_decay`: of AdamW; it keeps networks with many inputs from learning the simulations by heart. `None`: the
         method's own.
     - `average`: keep averaged weights, over the last tenth of the steps so far: the window grows with the run.
+    - `devices`: the number of devices that share each batch. `None`: all accelerators, or one CPU; with
+        `jax.distributed` those of all processes, each of which calls `fit` alike.
     """
 
     batch_size: int = 100
@@ -45,6 +47,7 @@ class Training:
     validation: float = 0.1
     weight_decay: float | None = None
     average: bool = True
+    devices: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_epochs", "steps", "patience"):
@@ -63,6 +66,8 @@ class Training:
             if not isinstance(value, int | float | np.integer | np.floating) or not fits(value):
                 raise ValueError(f"{name} {words}; found {value!r}.")
             object.__setattr__(self, name, float(value))
+        if self.devices is not None and (not isinstance(self.devices, int) or self.devices < 1):
+            raise ValueError(f"devices must be a whole number of at least 1, found {self.devices!r}.")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"schedule must be 'cosine' or 'constant', found {self.schedule!r}.")
 

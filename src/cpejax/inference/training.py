@@ -22,6 +22,7 @@ from cpejax.inference.checkpoints import digest_tree, load_checkpoint, run_of_ch
 from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.settings import DIVERGED, History, Training
 from cpejax.util.cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
+from cpejax.util.devices import Devices
 from cpejax.util.keys import fast_key, key_words
 
 LONGEST = 10.0
@@ -95,21 +96,23 @@ def train(
     optimiser = optax.chain(
         optax.clip_by_global_norm(LONGEST), optax.scale_by_adam(), optax.add_decayed_weights(settings.weight_decay)
     )
-    most = cores() if batches * epochs >= LONG else 1
+    devices = Devices(settings.devices)
+    devices.check_batch(batch)
+    most = cores() if batches * epochs >= LONG and devices.count == 1 else 1
     begun: dict[str, Any] = {}
     if checkpoint is not None:
         checkpoint = Path(checkpoint) / "checkpoint.safetensors"
         begun = run_of_checkpoint(checkpoint)
     # As the run began, on however many cores: other parts, or another way to compile, give other roundings.
     parts, states, training_rows = _divide(flow, shuffled, held_out, begun.get("parts", most), optimiser, key_parts)
-    options: Options = begun.get("options", options_for_all_cores() if len(parts) == 1 else {})
+    options: Options = begun.get("options", options_for_all_cores() if len(parts) == devices.count == 1 else {})
     best = [_copy(state.average) for state in states]
     history = History()
     epoch_number = 0
     run: dict[str, Any] = {}
     if checkpoint is not None:
         run = {
-            **asdict(settings),
+            **{name: x for name, x in asdict(settings).items() if name != "devices"},
             "n": n,
             "key": key_words(key),
             "program": fingerprint,
@@ -122,7 +125,8 @@ def train(
         if found is not None:
             (states, best), history, epoch_number = found
 
-    run_epoch = _epoch(optimiser, settings.average, batch, batches)
+    parts, states = devices.everywhere((parts, states))
+    run_epoch = _epoch(optimiser, settings.average, batch, batches, devices)
     seed = key_words(key_epochs)
 
     def order_of(epoch: int) -> np.ndarray:
@@ -135,17 +139,18 @@ def train(
         if fresh is None:
             return training_rows
         found = first if epoch == 0 else fresh(epoch)
-        return [jax.device_put(flow.rows_of_part(part.rest, found)) for part in parts]
+        return [devices.everywhere(jax.device_put(flow.rows_of_part(part.rest, found))) for part in parts]
 
+    training_rows = devices.everywhere(training_rows)
     following, rows_following = order_of(epoch_number), rows_of(epoch_number)
     began = time.monotonic() - history.seconds
     saved = time.monotonic()
     compiled: list[Callable] | None = None
-    with interrupt or Interrupt() as interrupt, ThreadPoolExecutor(len(parts)) as threads:
+    with interrupt or Interrupt() as interrupt, ThreadPoolExecutor(1 if devices.mesh else len(parts)) as threads:
         interrupt.check()
         while epoch_number < epochs and not history.stopped:
             rate = jnp.asarray(settings.rate(epoch_number, epochs, history.cooling), float)
-            now = jnp.asarray(epoch_number), jnp.asarray(following), rate
+            now = devices.everywhere((jnp.asarray(epoch_number), jnp.asarray(following), rate))
             given = [(part, own, *now) for part, own in zip(parts, rows_following, strict=True)]
             if compiled is None:  # traced here, not on the threads, which do not see `with jax.default_device(...)`
                 lowered = [run_epoch.lower(*each) for each in zip(given, states, strict=True)]
@@ -156,12 +161,13 @@ def train(
             if epoch_number + 1 < epochs:  # while they run
                 following, rows_following = order_of(epoch_number + 1), rows_of(epoch_number + 1)
             states, losses, values = map(list, zip(*done, strict=True))
+            losses, values = devices.here((losses, values))
             value = sum(map(float, values))
             history.train.append(sum(map(float, losses)))
             history.validation.append(value)
             if value < history.best:
                 history.best_epoch = epoch_number
-                best = _copy([state.average for state in states])
+                best = _copy(devices.here([state.average for state in states]))
             if history.best_epoch < 0:
                 raise FloatingPointError(
                     f"The validation loss of epoch {epoch_number + 1} is {value}. "
@@ -177,7 +183,8 @@ def train(
             history.seconds = time.monotonic() - began
             if history.cooling is None and epoch_number - 1 - history.best_epoch >= settings.patience:
                 history.cooling = epoch_number
-                states = [s._replace(weights=_copy(b), average=_copy(b)) for s, b in zip(states, best, strict=True)]
+                kept = [devices.everywhere((_copy(b), _copy(b))) for b in best]
+                states = [s._replace(weights=w, average=a) for s, (w, a) in zip(states, kept, strict=True)]
             if history.cooling is not None and epoch_number - history.cooling >= settings.patience:
                 history.stopped = f"no better for {settings.patience} epochs"
             elif not math.isfinite(value):  # and so are the weights: no later epoch can be better
@@ -189,12 +196,14 @@ def train(
                     progress(epoch_number, epochs, history)
                 except KeyboardInterrupt:
                     interrupt.came = True
-            if checkpoint is not None and (history.stopped or interrupt.came or time.monotonic() - saved > every):
-                save_checkpoint(checkpoint, (states, best), history, epoch_number, run)
+            due = history.stopped or interrupt.came or time.monotonic() - saved > every
+            if checkpoint is not None and due and devices.writes:
+                save_checkpoint(checkpoint, (devices.here(states), best), history, epoch_number, run)
                 saved = time.monotonic()
             if interrupt.came and not history.stopped:  # not in the checkpoint: there, the run can resume
                 history.stopped = f"interrupted after {epoch_number} epochs"
-    return flow.joined([part.flow(weights) for part, weights in zip(parts, best, strict=True)]), history
+    whole = [devices.here(part).flow(weights) for part, weights in zip(parts, best, strict=True)]
+    return flow.joined(whole), history
 
 
 def split(n: int, settings: Training, key: PRNGKeyArray) -> tuple[np.ndarray, np.ndarray]:
@@ -238,7 +247,9 @@ def _divide(
     return parts, states, rows_of_parts
 
 
-def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: int, batches: int) -> Any:
+def _epoch(
+    optimiser: optax.GradientTransformation, keep_average: bool, batch: int, batches: int, devices: Devices
+) -> Any:
     """The program of an epoch: from a part, its rows, the epoch's number, the order of the rows `(batches, batch)` and
     the learning rate; and from the part's state, to the next state, the mean loss and the validation loss.
     """
@@ -253,7 +264,7 @@ def _epoch(optimiser: optax.GradientTransformation, keep_average: bool, batch: i
         def step(carry: State, x: tuple[Array, PRNGKeyArray]) -> tuple[State, Array]:
             weights, average, optimiser_state, count = carry
             which, key = x
-            rows = jax.tree.map(lambda r: r[which], training_rows)
+            rows = devices.shared(jax.tree.map(lambda r: r[which], training_rows))
             value, gradient = channels_last(jax.value_and_grad(loss))(weights, rows, key)
             change, optimiser_state = optimiser.update(gradient, optimiser_state, weights)
             weights = jax.tree.map(lambda w, c: w - rate * c, weights, change)
