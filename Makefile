@@ -15,7 +15,7 @@ setup: $(INSTALLED)  ## create .venv and install the package and its tools into 
 
 demo: $(INSTALLED)  ## from a model and data to a report in demo/, and the same posterior by MCMC (minutes)
 	rm -rf demo
-	.venv/bin/cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out demo --simulations 15000 --steps 6000 --check-simulations 300
+	.venv/bin/cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out demo --steps 10000 --check-simulations 300
 	$(PYTHON) benchmarks/examples.py picture demo
 
 test: $(INSTALLED)  ## run the tests

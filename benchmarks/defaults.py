@@ -3,6 +3,7 @@
     python benchmarks/defaults.py                            # every variant on every task: an hour
     python benchmarks/defaults.py two_moons default depth=3  # some, by name
     python benchmarks/defaults.py slcp activation=silu,key=2 # several options changed, `key` that of `fit` (default 1)
+    python benchmarks/defaults.py tree ensemble=3,emulate=false
 
 Its mean differs from that of the exact posterior by the mean divergence between the two, so differences between
 variants are differences in divergence. Each task has 10,000 simulations for training and 4,000 for this. What a run
@@ -30,6 +31,7 @@ from cpejax.nn import activations
 
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
 METHOD = {"depth", "width", "hidden", "components"}
+FIT = {"ensemble", "emulate"}
 ACTIVATIONS = {"silu": jax.nn.silu, "softsign_linear": activations.softsign_linear}
 VARIANTS = [
     "default",
@@ -84,7 +86,8 @@ def measure(task: str, variant: str) -> dict[str, float]:
             method=cpe.CPE(**{name: v for name, v in numbers.items() if name in METHOD}),
             key=jax.random.key(key),
             progress=False,
-            training=cpe.Training(**{name: v for name, v in numbers.items() if name not in METHOD}),
+            training=cpe.Training(**{name: v for name, v in numbers.items() if name not in METHOD | FIT}),
+            **{name: v for name, v in numbers.items() if name in FIT},
         )
         seconds = time.monotonic() - began
         return {**held_out(posterior, fresh), "seconds": round(seconds, 1)}
