@@ -198,7 +198,7 @@ class RunFolder:
             )
 
     def _has_work(self, stage: str) -> bool:
-        return stage in WORK and any(self.work(stage).glob("*.safetensors"))
+        return stage in WORK and any(self.work(stage).rglob("*.safetensors"))
 
     def options(self, stage: str) -> dict[str, Any]:
         """The options of a stage."""

@@ -132,6 +132,7 @@ def run_fit(run: RunFolder) -> Posterior:
         return posterior
     began = time.monotonic()
     rows = read_simulations(run.folder / "simulations.npz", run.graph)
+    rows.dropped = simulated["inputs"]["simulations"] - rows.n
     given = {"max_epochs": options["epochs"], "steps": options["steps"]}
     training = Training(**{name: value for name, value in given.items() if value is not None})
     run.begin("fit", inputs)
