@@ -116,7 +116,7 @@ class RunFolder:
                 raise ValueError(f"it has format {record['format']}, this version reads format {FORMAT}")
             if not all(isinstance(record[part], dict) for part in ("options", "begun", "stages")):
                 raise ValueError("it lists no stages")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Failure(
                 f"{path} is damaged or of another version of cpejax ({error}), so what is in {self.folder} cannot be "
                 "used. Give another --out."

@@ -205,7 +205,7 @@ def _stage_of(folder: Path, stage: str) -> dict[str, Any] | None:
     """What another run's folder says of a stage."""
     try:
         return dict(json.loads((folder / "run.json").read_text())["stages"][stage])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
