@@ -1,5 +1,8 @@
 """The forward program, learned: likelihoods and simulations against the program's own."""
 
+import dataclasses
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,7 @@ import cpejax as cpe
 from cpejax.inference.emulator import why_not
 from cpejax.inference.likelihood import ProgramLikelihood
 from cpejax.program.conditional import forward
+from cpejax.program.simulations import Simulations
 
 SMALL = cpe.CPE(width=16, depth=1, hidden=8, components=3)
 SHORT = cpe.Training(steps=800, batch_size=50)
@@ -87,6 +91,14 @@ def test_emulated_simulations_are_like_those_of_the_program(emulator, simulation
         assert abs(found - real) < 0.08, name
 
 
+def single():
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(mu, 1.0))
+
+
+SINGLE = cpe.Model(single, observed=["y"])
+
+
 def test_where_there_is_no_emulator_it_is_said_why():
     def masked():
         mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
@@ -101,10 +113,70 @@ def test_where_there_is_no_emulator_it_is_said_why():
     assert "40 scalars" in why_not(cpe.Model(long, observed=["y"]), cpe.CPE())
     assert "FMPE" in why_not(MODEL, cpe.FMPE())
     assert not why_not(MODEL, cpe.CPE())
-    model = cpe.Model(long, observed=["y"])
-    rows = cpe.simulate(model, 100, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="emulate=True, but the data have 40 scalars"):
-        cpe.fit(model, rows, method=SMALL, training=cpe.Training(max_epochs=1), emulate=True, key=jax.random.key(1))
+    assert "7 simulations were not finite" in why_not(MODEL, cpe.CPE(), 7)
+
+
+def test_an_emulator_that_cannot_be_is_refused_before_training(monkeypatch):
+    def nothing(*_, **__):
+        raise AssertionError("trained before it was refused")
+
+    monkeypatch.setattr("cpejax.inference.fit.train", nothing)
+    options = {"method": SMALL, "emulate": True, "key": jax.random.key(1)}
+    y = np.zeros(100)
+    y[3] = np.nan
+    rows = {"mu": np.zeros(100), "y": y}
+    with pytest.raises(ValueError, match="emulate=True, but FMPE is not trained on emulated simulations"):
+        cpe.fit(SINGLE, {"mu": np.zeros(100), "y": np.zeros(100)}, **options | {"method": cpe.FMPE()})
+    with pytest.raises(ValueError, match="emulate=True, but 1 simulations were not finite"):
+        cpe.fit(SINGLE, rows, **options)
+    simulated = Simulations({"mu": np.zeros(100), "y": np.zeros(100)}, SINGLE.graph, dropped=3)  # left out before
+    with pytest.raises(ValueError, match="emulate=True, but 3 simulations were not finite"):
+        cpe.fit(SINGLE, simulated, **options)
+    with pytest.raises(ValueError, match="emulate=True, but fresh simulations need none"):
+        cpe.fit(SINGLE, {"mu": np.zeros(100), "y": np.zeros(100)}, fresh=True, **options)
+
+
+def press_after(calls, history):
+    """A training that takes no time, and Ctrl-C once it was called so many times."""
+    count = 0
+
+    def train(flow, *_, interrupt, **__):
+        nonlocal count
+        count += 1
+        interrupt.wait_for_epochs()
+        if count == calls:
+            signal.raise_signal(signal.SIGINT)
+        return flow, dataclasses.replace(history)
+
+    return train
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_ctrl_c_after_the_last_epoch_or_while_an_emulator_learns_is_not_lost(monkeypatch, capsys, calls):
+    """A command that fits must not go on as if nothing had been pressed, with a posterior that is another one."""
+    train = press_after(calls, cpe.History(stopped="end of the schedule", train=[1.0], validation=[1.0]))
+    monkeypatch.setattr("cpejax.inference.fit.train", train)
+    monkeypatch.setattr("cpejax.inference.emulator.train", train)
+    monkeypatch.setattr("cpejax.inference.fit.score_held_out", lambda *_: {"log_prob": 1.0, "prior": 0.0, "error": 0.1})
+    monkeypatch.setattr("cpejax.inference.fit.score_refined", lambda *_, **__: {})
+    monkeypatch.setattr("cpejax.inference.fit.gain", lambda *_: {"with": 0.0, "without": 1.0})
+    rows = cpe.simulate(SINGLE, 50, key=jax.random.key(0))
+    posterior = cpe.fit(SINGLE, rows, method=SMALL, emulate=True, key=jax.random.key(1))
+    assert posterior.history.stopped == "interrupted after all of its 1 epochs"
+    assert "the best so far is returned" in capsys.readouterr().err
+    assert (posterior.emulator is None) == (calls == 1)
+
+
+def test_a_simulator_that_cannot_be_learned_does_not_lose_what_is_trained(monkeypatch, capsys, no_training):
+    def diverges(*_, **__):
+        raise FloatingPointError("The validation loss of epoch 1 is nan.")
+
+    monkeypatch.setattr("cpejax.inference.emulator.train", diverges)
+    monkeypatch.setattr("cpejax.inference.fit.score_held_out", lambda *_: {"log_prob": 1.0, "prior": 0.0, "error": 0.1})
+    rows = cpe.simulate(SINGLE, 50, key=jax.random.key(0))
+    posterior = cpe.fit(SINGLE, rows, method=SMALL, emulate=True, key=jax.random.key(1))
+    assert posterior.emulator is None
+    assert "cannot be learned, and is not used. The validation loss of epoch 1 is nan" in capsys.readouterr().err
 
 
 def normal():
@@ -152,6 +224,13 @@ def test_given_parameters_are_kept_and_keys_reproduce(fitted):
         fitted.emulator.simulate(30, key=jax.random.key(3), values=values)
     with pytest.raises(ValueError, match="draws have no 'mu'"):
         fitted.emulator.simulate(20, key=jax.random.key(3), values={})
+
+
+def test_emulated_simulations_that_are_not_finite_are_left_out_and_counted(fitted, capsys):
+    values = {"mu": np.r_[np.zeros(19), np.inf].astype(np.float32)}
+    found = fitted.emulator.simulate(20, key=jax.random.key(3), values=values)
+    assert (found.n, found.dropped) == (19, 1)
+    assert "1 of 20 simulations (5.0 %) are not finite" in capsys.readouterr().err
 
 
 def test_the_likelihood_is_differentiable(fitted):
@@ -202,6 +281,10 @@ def test_fresh_simulations_resume_from_a_checkpoint_to_the_same_weights(tmp_path
         np.testing.assert_array_equal(a, b)
     for a, b in zip(*(jax.tree.leaves(p.flow.groups) for p in (whole, again)), strict=True):
         np.testing.assert_array_equal(a, b)
+    training = cpe.Training(max_epochs=4, schedule="constant")
+    keys = {"key": jax.random.key(1), "checkpoint": tmp_path / "run", "method": SMALL}
+    plain = cpe.fit(NORMAL, rows, training=training, **keys)  # in the same folder, and not from the fresh ones
+    assert plain.history.train[0] != again.history.train[0]
 
 
 def test_a_simulator_on_the_host_cannot_be_simulated_in_an_epoch():

@@ -626,10 +626,21 @@ def test_nothing_to_load(saved, tmp_path):
         cpe.load(saved, groups)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", '"text"', "{}", '{"sha256": 3}', "\x00"])
-def test_another_json(saved, text):
-    (saved / "posterior.json").write_text(text)
+@pytest.mark.parametrize("text", ["", "[]", "null", '"text"', "{}", '{"sha256": 3}', "\x00", "[" * 100_000])
+def test_another_json(tmp_path, text):
+    (tmp_path / "posterior.json").write_text(text)
     with pytest.raises(ValueError, match=r"posterior\.json (is truncated, altered, or not a saved|has format None)"):
+        cpe.load(tmp_path, groups)
+
+
+def test_a_folder_in_place_of_a_file(saved):
+    (saved / "weights.safetensors").unlink()
+    (saved / "weights.safetensors").mkdir()
+    with pytest.raises(ValueError, match=r"weights\.safetensors is missing"):
+        cpe.load(saved, groups)
+    (saved / "posterior.json").unlink()
+    (saved / "posterior.json").mkdir()
+    with pytest.raises(ValueError, match=r"posterior\.json is a folder, expected a file"):
         cpe.load(saved, groups)
 
 

@@ -596,8 +596,9 @@ def test_folders_that_cannot_be_used(here, monkeypatch):
     (here / "full").mkdir()
     (here / "full" / "thesis.tex").touch()
     assert "full is not empty, and not a run of cpejax" in failing("simulate", "model.py", "--out", "full")
-    (here / "run" / "run.json").write_text("{")
-    assert "run/run.json is damaged" in failing(*INFER)
+    for text in ("{", "[" * 100_000):
+        (here / "run" / "run.json").write_text(text)
+        assert "run/run.json is damaged" in failing(*INFER)
     (here / "run" / "run.json").unlink()
     (here / "run" / "run.json").mkdir()
     assert "run/run.json is a folder, expected a file" in failing(*INFER)

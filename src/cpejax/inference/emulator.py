@@ -35,7 +35,7 @@ from cpejax.program.conditional import forward
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model
 from cpejax.program.probe import Probe, Prober
-from cpejax.program.simulations import Simulations, check_count, offsets
+from cpejax.program.simulations import Simulations, check_count, finite, offsets
 from cpejax.program.simulator import Program
 from cpejax.util.cores import cores, on_cores
 from cpejax.util.keys import check_key
@@ -101,7 +101,8 @@ class Emulator(Fitted):
         - `n`: how many simulations; `key`: a JAX key.
         - `values`: parameters that are not drawn but given, `{site: (n, *shape)}`: all of them.
 
-        **Returns:** `Simulations`, as `cpe.simulate` does, without deterministic sites.
+        **Returns:** `Simulations`, as `cpe.simulate` does, without deterministic sites. Those with a value that is not
+        finite are left out, counted and reported.
         """
         check_count(n, "n, the number of simulations,")
         key, graph = check_key(key), self.graph
@@ -119,7 +120,9 @@ class Emulator(Fitted):
         done = on_cores(_emulate, each)
         whole = {name: np.concatenate([np.asarray(part[name]) for part in done])[:n] for name in graph.sites}
         whole = {s: x.astype(np.float64) + self.offset[s] if s in self.offset else x for s, x in whole.items()}
-        return Simulations(whole, graph, model=self.model)
+        out = finite(whole, graph)
+        out.model = self.model
+        return out
 
     def log_likelihood(self, draws: Mapping[str, Any] | xr.DataTree, given: Mapping[str, Any]) -> Float[Array, "..."]:
         """The log-likelihood of one observation at many parameters.
@@ -231,8 +234,8 @@ def build_forward(
     return method.compile(coordinates, forward(graph), simulations, key=key, like=like)
 
 
-def why_not(model: Model, method: Any) -> str:
-    """Why `fit` learns no forward program; an empty text where it does."""
+def why_not(model: Model, method: Any, dropped: int = 0) -> str:
+    """Why `fit` learns no forward program; an empty text where it does. `dropped`: simulations that were left out."""
     if type(method) is not CPE:
         return f"{type(method).__name__} is not trained on emulated simulations"
     if method.embed:
@@ -244,6 +247,8 @@ def why_not(model: Model, method: Any) -> str:
     nodes = sum(math.prod(conditional.graph.sites[name].event_shape) for name in conditional.order)
     if nodes > MOST_NODES:
         return f"the data have {nodes} scalars that would each need a network; {MOST_NODES} are the limit"
+    if dropped:
+        return f"{dropped} simulations were not finite, and an emulator would invent data where they are left out"
     return ""
 
 

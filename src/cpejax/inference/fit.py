@@ -98,6 +98,9 @@ def fit(
     if fresh:
         SimulatedRows.check(model)
     rows = check_simulations(simulations, model.graph)
+    without = "fresh simulations need none" if fresh else why_not(model, method, rows.dropped)
+    if emulate and without:
+        raise ValueError(f"emulate=True, but {without}.")
     probe = check_probe(rows, Prober(model.bound, model.graph))
     offset = offsets(rows, model.graph)
     if fresh and offset:
@@ -112,13 +115,15 @@ def fit(
         this = _Fit(model, rows, offset, probe, method, settings, int(ensemble), key, folder, bar, interrupt)
         if fresh:
             source = SimulatedRows(this.flow, this.rows.n, key=jax.random.fold_in(key, 3))
-            flow, history = this.train(source)
+            flow, history = this.train(source, "fresh")
             if source.note:
                 bar.say(source.note)
             emulator = None
         else:
             flow, history = this.train()
-            flow, history, emulator = this.emulate(flow, history, emulate)
+            flow, history, emulator = this.emulate(flow, history, emulate, without)
+    if interrupt.came and not history.stopped.startswith("interrupted"):  # between epochs, or while an emulator learned
+        history.stopped = f"interrupted after all of its {len(history.train)} epochs"
     if history.stopped.startswith("interrupted"):
         bar.say(f"Training was {history.stopped}; the best so far is returned.")
     if history.stopped.startswith(DIVERGED):
@@ -180,14 +185,28 @@ class _Fit:
                 interrupt=self.interrupt,
             )
 
-    def emulate(self, flow: Flow, history: History, wanted: bool | None) -> tuple[Flow, History, Emulator | None]:
-        """The better of a flow and one that is trained on emulated simulations as well, and the emulator."""
-        reason = why_not(self.model, self.method)
-        if wanted and reason:
-            raise ValueError(f"emulate=True, but {reason}.")
+    def emulate(
+        self, flow: Flow, history: History, wanted: bool | None, without: str
+    ) -> tuple[Flow, History, Emulator | None]:
+        """The better of a flow and one that is trained on emulated simulations as well, and the emulator.
+
+        `without`: why there can be none.
+        """
         short = len(history.train) * (len(self.split[1]) // self.settings.batch_size) < LONG
-        if wanted is False or reason or (short and not wanted) or history.stopped.startswith(("interrupted", DIVERGED)):
+        ended = self.interrupt.came or history.stopped.startswith(("interrupted", DIVERGED))
+        if wanted is False or (short and not wanted) or ended:
             return flow, history, None
+        if without:
+            if self.rows.dropped:
+                self.bar.say(f"The simulator was not learned as well: {without}.")
+            return flow, history, None
+        try:
+            return self._augment(flow, history)
+        except FloatingPointError as error:  # what is trained already is as good as it was
+            self.bar.say(f"Warning: the simulator cannot be learned, and is not used. {error}")
+            return flow, history, None
+
+    def _augment(self, flow: Flow, history: History) -> tuple[Flow, History, Emulator | None]:
         assert isinstance(self.method, CPE)
         self.bar.begin("learning the simulator")
         emulator = learn_forward(

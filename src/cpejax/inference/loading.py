@@ -110,10 +110,12 @@ def _read(
 def _read_about(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: {path.parent} holds no saved posterior.")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, expected a file of a saved posterior.")
     try:
         about = json.loads(path.read_text())
         seal = about.pop("sha256")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is truncated, altered, or not a saved posterior ({error}).") from error
     if about.get("format") != FORMAT:
         raise ValueError(
@@ -126,7 +128,7 @@ def _read_about(path: Path) -> dict[str, Any]:
 
 def _read_weights(path: Path, about: dict[str, Any]) -> dict[str, np.ndarray]:
     """The arrays of a saved posterior, of the shapes and types that its description has."""
-    if not path.exists() or digest(path.read_bytes()) != about["weights_sha256"]:
+    if not path.is_file() or digest(path.read_bytes()) != about["weights_sha256"]:
         raise ValueError(f"{path} is missing, truncated or altered: it is not the file that posterior.json names.")
     arrays, _ = load_arrays(path)
     found = [[list(x.shape), str(x.dtype)] for i in range(len(arrays)) if (x := arrays.get(str(i))) is not None]

@@ -60,6 +60,7 @@ def check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulatio
     out = finite(graph.without_masked(values), graph)
     if isinstance(simulations, Simulations):
         out.probe = simulations.probe
+        out.dropped += simulations.dropped
     else:
         say_without_digits(out, graph)
     return out

@@ -116,7 +116,7 @@ class RunFolder:
                 raise ValueError(f"it has format {record['format']}, this version reads format {FORMAT}")
             if not all(isinstance(record[part], dict) for part in ("options", "begun", "stages")):
                 raise ValueError("it lists no stages")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise Failure(
                 f"{path} is damaged or of another version of cpejax ({error}), so what is in {self.folder} cannot be "
                 "used. Give another --out."
@@ -198,7 +198,7 @@ class RunFolder:
             )
 
     def _has_work(self, stage: str) -> bool:
-        return stage in WORK and any(self.work(stage).glob("*.safetensors"))
+        return stage in WORK and any(self.work(stage).rglob("*.safetensors"))
 
     def options(self, stage: str) -> dict[str, Any]:
         """The options of a stage."""

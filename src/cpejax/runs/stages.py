@@ -132,6 +132,7 @@ def run_fit(run: RunFolder) -> Posterior:
         return posterior
     began = time.monotonic()
     rows = read_simulations(run.folder / "simulations.npz", run.graph)
+    rows.dropped = simulated["inputs"]["simulations"] - rows.n
     given = {"max_epochs": options["epochs"], "steps": options["steps"]}
     training = Training(**{name: value for name, value in given.items() if value is not None})
     run.begin("fit", inputs)
@@ -204,7 +205,7 @@ def _stage_of(folder: Path, stage: str) -> dict[str, Any] | None:
     """What another run's folder says of a stage."""
     try:
         return dict(json.loads((folder / "run.json").read_text())["stages"][stage])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
