@@ -109,7 +109,8 @@ def test_where_there_is_no_emulator_it_is_said_why():
         mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(mu, 1.0).expand([40]).to_event(1))
 
-    assert "masked" in why_not(cpe.Model(masked, observed=["y"]), cpe.CPE())
+    masks = "some values of 'y' are masked, so that they are not drawn"
+    assert why_not(cpe.Model(masked, observed=["y"]), cpe.CPE()) == masks
     assert "40 scalars" in why_not(cpe.Model(long, observed=["y"]), cpe.CPE())
     assert "FMPE" in why_not(MODEL, cpe.FMPE())
     assert not why_not(MODEL, cpe.CPE())
@@ -134,6 +135,11 @@ def test_an_emulator_that_cannot_be_is_refused_before_training(monkeypatch):
         cpe.fit(SINGLE, simulated, **options)
     with pytest.raises(ValueError, match="emulate=True, but fresh simulations need none"):
         cpe.fit(SINGLE, {"mu": np.zeros(100), "y": np.zeros(100)}, fresh=True, **options)
+
+
+def test_options_of_training_are_checked(unchecked):
+    with pytest.raises(TypeError, match=r"training must be cpe\.Training\(\.\.\.\), found \{'steps': 3\}"):
+        cpe.emulate(SINGLE, {}, training={"steps": 3}, key=jax.random.key(0))
 
 
 def press_after(calls, history):

@@ -174,6 +174,8 @@ def emulate(
     method = CPE() if method is None else method
     if not isinstance(method, CPE) or method.embed:
         raise TypeError(f"method must be cpe.CPE(...) without embed, found {method!r:.80}.")
+    if training is not None and not isinstance(training, Training):
+        raise TypeError(f"training must be cpe.Training(...), found {training!r:.60}.")
     key = check_key(key)
     model = model_of(model, simulations)
     rows = check_simulations(simulations, model.graph)
@@ -243,7 +245,8 @@ def why_not(model: Model, method: Any, dropped: int = 0) -> str:
     try:
         conditional = forward(model.graph)
     except ValueError as error:
-        return str(error)
+        words = str(error).rstrip(".")
+        return words[:1].lower() + words[1:]
     nodes = sum(math.prod(conditional.graph.sites[name].event_shape) for name in conditional.order)
     if nodes > MOST_NODES:
         return f"the data have {nodes} scalars that would each need a network; {MOST_NODES} are the limit"
