@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,16 +17,21 @@ from jaxtyping import Array, PRNGKeyArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from cpejax.program.crew import crew_of
+from cpejax.program.dispatch import Limits
+from cpejax.program.distribute import Distributed, Plan
 from cpejax.program.distributions import is_masked, mask_of, unwrap
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model, as_model
-from cpejax.program.probe import Probe, Prober, code_of
+from cpejax.program.parts import Parts
+from cpejax.program.probe import Prober, code_of
 from cpejax.program.simulations import Simulations, check_count, finite, say_without_digits
-from cpejax.program.simulator import Program, Simulator
+from cpejax.program.simulator import FEED, Program, Simulator
 from cpejax.program.tracing import run
-from cpejax.util.files import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
-from cpejax.util.keys import check_key, key_words
+from cpejax.util.keys import check_key
 from cpejax.util.messages import say
+
+_Drawn = tuple[dict[str, Array], dict[str, Array], dict[str, tuple[Array, ...]]]
 
 MOST_NUMBERS = 50_000_000
 """How many simulated values there are at once; more go in chunks, which changes nothing but the memory."""
@@ -43,6 +47,10 @@ def simulate(
     on_error: Literal["raise", "nan"] = "raise",
     max_invalid: float = 0.1,
     progress: bool | None = None,
+    workers: Any = None,
+    batch: int | None = None,
+    timeout: float | None = None,
+    retries: int = 2,
 ) -> Simulations:
     """Draw `n` sets of parameters and data from a model.
 
@@ -60,6 +68,13 @@ def simulate(
         makes the data of that simulation NaN.
     - `max_invalid`: the largest share of simulations with values that are not finite; more are an error.
     - `progress`: a progress bar for host simulators; by default where there is a terminal.
+    - `workers`: who calls simulators on the host: a number of processes on this machine, or an executor with
+        `submit`, such as a `dask.distributed.Client` or those of `concurrent.futures`, `mpi4py` and `submitit`. The
+        result is the same whoever does, and however many. With a `checkpoint`, what comes back is on disk at once.
+    - `batch`: how many rows go to a worker at a time; by default as many as take about half a second.
+    - `timeout`: how many seconds one call of a simulator by a worker may take; by default any time.
+    - `retries`: how often a row is tried again whose worker has died, or which has taken too long. After that its data
+        are NaN, which is counted and said.
 
     **Returns:** `Simulations`, a dict of arrays `(n, *shape)`. Simulations with a value that is not finite are left
     out, counted and reported. This does not bias the posterior for an observation that is finite where "not finite" is
@@ -81,16 +96,24 @@ def simulate(
         raise ValueError(f"on_error must be 'raise' or 'nan', found {on_error!r}.")
     if not 0 <= max_invalid < 1:
         raise ValueError(f"max_invalid must be a share of at least 0 and below 1, found {max_invalid!r}.")
+    limits = _check_limits(batch, timeout, retries)
     model = as_model(model)
     bound, graph = model.bound, model.graph
     given = _check_values({} if values is None else values, graph, n)
     simulators: list[Simulator] = []
 
     @jax.jit
-    def draw(keys: Array, given: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        def one(key: Array, given: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    def draw(keys: Array, given: dict[str, Array], fed: dict[str, tuple[Array, Array]] | None = None) -> _Drawn:
+        def one(key: Array, given: dict[str, Array], fed: dict[str, tuple[Array, Array]] | None) -> _Drawn:
             out: dict[str, Array] = {}
             low: dict[str, Array] = {}  # what float32 does not hold of the data of a simulator on the host
+            asked: dict[str, tuple[Array, ...]] = {}  # what simulators are called with that are fed
+
+            def feed(simulator: Simulator, seeds: Array, rows: Sequence[Array]) -> tuple[Array, Array]:
+                name = str(simulator.site)
+                asked[name] = (seeds, *rows)
+                nothing = jnp.zeros((len(seeds), *simulator.event_shape))
+                return (fed or {}).get(name, (nothing, nothing))
 
             def visit(name: str, msg: dict[str, Any]) -> None:
                 out[name] = jnp.asarray(msg["value"])
@@ -105,10 +128,14 @@ def simulate(
             def deterministic(name: str, msg: dict[str, Any]) -> None:
                 out[name] = jnp.asarray(msg["value"])
 
-            run(bound, given, visit, key, deterministic=deterministic)
-            return out, low
+            before = FEED.set(None if fed is None else feed)
+            try:
+                run(bound, given, visit, key, deterministic=deterministic)
+            finally:
+                FEED.reset(before)
+            return out, low, asked
 
-        return jax.vmap(one)(keys, given)
+        return jax.vmap(one)(keys, given, fed)
 
     keys = jax.random.split(key, n)
     jax.eval_shape(draw, keys, given)
@@ -120,9 +147,32 @@ def simulate(
     parts: list[dict[str, np.ndarray]] = []
     prober = Prober(bound, graph)
     prober.code |= {str(s.site): code_of(s.fn) for s in simulators if s.host}  # before calls change what it holds
-    store = None if checkpoint is None or chunk == n else _Parts(Path(checkpoint), prober, n, chunk, key, given)
+    store = None
+    if checkpoint is not None and (chunk < n or (host and workers is not None)):
+        store = Parts(Path(checkpoint), prober, n, chunk, key, given)
     console = Console(stderr=True)
     shown = host and (console.is_terminal if progress is None else progress)
+    if workers is not None and not host:
+        say("workers are for simulators on the host (host=True): this program has none, and none is started.", console)
+    elif workers is not None:
+        outer = max(1, MOST_NUMBERS // max(scalars, 1) // chunk) * chunk
+        outer = min(outer, -(-n // chunk) * chunk)
+
+        def of_rows(which: np.ndarray, fed: Mapping[str, Any]) -> Any:
+            return draw(keys[which], {name: x[which] for name, x in given.items()}, dict(fed))
+
+        named = {str(simulator.site): simulator for simulator in simulators if simulator.host}
+        plan = Plan(n, chunk, outer)
+        crew = crew_of(workers)
+        try:
+            distributed = Distributed(of_rows, graph, named, plan, crew, limits, store, on_error, console, shown)
+            whole = distributed.run()
+        finally:
+            crew.close()
+        if distributed.interrupted:
+            done = len(next(iter(whole.values())))
+            _stop(console, done, n, checkpoint if store else None, given)
+        return _finished(whole, model, prober, console, max_invalid, distributed.interrupted, bool(given))
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     interrupted = False
     with Progress(*columns, console=console, disable=not shown) as bar, _quiet_callbacks():
@@ -133,7 +183,7 @@ def simulate(
             if found is None:
                 which = np.arange(start, start + chunk) % n  # one shape, one compilation
                 try:
-                    drawn, low = draw(keys[which], {name: x[which] for name, x in given.items()})
+                    drawn, low, _ = draw(keys[which], {name: x[which] for name, x in given.items()})
                     found = {name: np.asarray(x)[:keep] for name, x in drawn.items()}
                     found |= {name: found[name] + np.asarray(x, np.float64)[:keep] for name, x in low.items()}
                 except (Exception, KeyboardInterrupt) as error:
@@ -153,11 +203,34 @@ def simulate(
         if count:
             say(f"{count} calls of a simulator failed and count as NaN (on_error='nan'). The first: {first}.", console)
     whole = {name: np.concatenate([p[name] for p in parts]) for name in graph.shapes}
-    out = finite(whole, graph, console, max_invalid)
-    say_without_digits(out, graph, console)
+    return _finished(whole, model, prober, console, max_invalid, interrupted, bool(given))
+
+
+def _finished(
+    whole: Mapping[str, np.ndarray],
+    model: Model,
+    prober: Prober,
+    console: Console,
+    max_invalid: float,
+    interrupted: bool,
+    given: bool,
+) -> Simulations:
+    """What is returned of what was drawn, `{site: (n, *shape)}`."""
+    out = finite(whole, model.graph, console, max_invalid)
+    say_without_digits(out, model.graph, console)
     out.model, out.interrupted = model, interrupted
     out.probe = None if given or not out.n else prober(out)
     return out
+
+
+def _check_limits(batch: Any, timeout: Any, retries: Any) -> Limits:
+    if batch is not None:
+        check_count(batch, "batch, the number of rows that go to a worker at a time,")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout must be a number of seconds above 0, or None for no limit; found {timeout!r}.")
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+        raise ValueError(f"retries must be a whole number of at least 0; found {retries!r}.")
+    return Limits(batch, timeout, retries)
 
 
 @contextmanager
@@ -221,40 +294,6 @@ def _from_tree(tree: xr.DataTree, graph: Graph, n: int) -> dict[str, np.ndarray]
     if not out:
         raise ValueError(f"values is a DataTree without draws of any of the sites {list(graph.sites)}.")
     return out
-
-
-class _Parts:
-    """Simulations on disk, as far as they have come."""
-
-    def __init__(self, folder: Path, prober: Prober, n: int, chunk: int, key: PRNGKeyArray, given: Mapping[str, Array]):
-        fixed = digest(*(part for name, x in given.items() for part in (name.encode(), np.asarray(x).tobytes())))
-        self.run = {"program": prober.graph.fingerprint, "n": n, "chunk": chunk, "key": key_words(key), "values": fixed}
-        self.prober = prober
-        self.folder = folder
-
-    def _path(self, start: int) -> Path:
-        return self.folder / f"simulations-{start:09d}.safetensors"
-
-    def read(self, start: int) -> dict[str, np.ndarray] | None:
-        path = self._path(start)
-        remove_parts(path)
-        if not path.exists():
-            return None
-        arrays, about = load_arrays(path)
-        again = "Give another folder, or delete it to start again."
-        if about.get("run") != json.dumps(self.run):
-            raise Unusable(f"The simulations in {self.folder} are of another run (program, number or key). {again}")
-        certain, doubtful = self.prober.differences(Probe.restored(arrays, json.loads(about["probe"])))
-        if certain or doubtful:
-            differ = "; ".join(certain + doubtful)
-            raise Unusable(f"The simulations in {self.folder} were begun with another program: {differ}. {again}")
-        return {name.removeprefix("site."): x for name, x in arrays.items() if name.startswith("site.")}
-
-    def write(self, start: int, part: Mapping[str, np.ndarray]) -> None:
-        probe = self.prober(part)
-        arrays = {f"site.{name}": np.ascontiguousarray(x) for name, x in part.items()} | probe.arrays()
-        about = {"run": json.dumps(self.run), "probe": json.dumps(probe.about())}
-        write_atomically(self._path(start), pack_arrays(arrays, about))
 
 
 def _explain(simulators: Sequence[Simulator]) -> None:
