@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 
+import cloudpickle
 import jax
 import numpy as np
 import numpyro
@@ -19,6 +21,7 @@ from cpejax.program import dispatch, parts
 from cpejax.program.crew import Processes
 
 KEY = jax.random.key(0)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests, and with them JAX
 
 
 def pairs(simulator, **options):
@@ -78,7 +81,7 @@ def test_simulators_that_read_one_another(pool):
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
         x = numpyro.sample("x", cpe.Simulator(lambda rng, a: a + rng.normal(), a, host=True))
         u = numpyro.sample("u", dist.Normal(x, 1.0))
-        numpyro.sample("y", cpe.Simulator(lambda rng, x, u: x * u + rng.normal(size=2), x, u, host=True, event_shape=(2,)))
+        numpyro.sample("y", cpe.Simulator(lambda rng, x, u: x * u + rng.normal(), x, u, host=True))
 
     model = cpe.Model(program, ["x", "u", "y"])
     assert same(cpe.simulate(model, 60, key=KEY), cpe.simulate(model, 60, key=KEY, workers=pool))
@@ -276,30 +279,45 @@ def killed(tmp_path, n, kills, seed=0):
     return counts, workers
 
 
-def test_kills_of_workers_and_of_the_caller_change_nothing(tmp_path):
-    counts, workers = killed(tmp_path, 5000, 3, seed=3)
+def check_killed(tmp_path, n, kills, seed):
+    """Rows that are on disk are right, no worker outlives its caller, and what is left is done by the same call."""
+    counts, workers = killed(tmp_path, n, kills, seed)
     assert min(counts) > 0
-    rows = [parts.load_arrays(path)[0]["rows"] for path in (tmp_path / "sims").glob("rows-*")]
-    rows = np.concatenate(rows)
-    assert 0 < len(rows) < 5000
-    names = {}
-    exec(SCRIPT, names)
-    quiet = cpe.simulate(names["program"], 5000, key=KEY, workers=1, values=None) if False else None
-    assert quiet is None
-    for pid in workers:  # they end with their caller
-        for _ in range(100):
-            if not os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
+    found = [parts.load_arrays(path)[0] for path in (tmp_path / "sims").glob("rows-*")]
+    rows, data = (np.concatenate([part[name] for part in found]) for name in ("rows", "data"))
+    assert 0 < len(np.unique(rows)) < n
+    names = {"__name__": "script"}
+    exec(SCRIPT.replace("time.sleep(0.02)", ""), names)
+    quiet = cpe.simulate(names["program"], n, key=KEY)
+    np.testing.assert_array_equal(data, quiet["y"][rows])
+    for pid in workers:
+        for _ in range(200):
+            if not Path(f"/proc/{pid}").exists():
                 break
             time.sleep(0.05)
         else:
             pytest.fail(f"worker {pid} outlives its caller")
+    return quiet
+
+
+def test_kills_of_workers_and_of_the_caller_change_nothing(tmp_path):
+    check_killed(tmp_path, 20_000, 2, seed=5)
+
+
+@pytest.mark.slow
+def test_thirty_kills_change_nothing(tmp_path):
+    quiet = check_killed(tmp_path, 6000, 30, seed=0)
+    subprocess.run([sys.executable, "script.py", "sims", "6000"], cwd=tmp_path, check=True)
+    names = {"__name__": "script"}
+    exec(SCRIPT, names)
+    assert same(quiet, names["main"](tmp_path / "sims", 6000))
 
 
 # ---- bad input
 
 
 def test_workers_of_another_kind(unchecked):
-    with pytest.raises(TypeError, match="workers must be a number, or an executor with submit.*found str"):
+    with pytest.raises(TypeError, match=r"workers must be a number, or an executor with submit.*found str"):
         cpe.simulate(pairs(noisy), 100, key=KEY, workers="8")
     with pytest.raises(ValueError, match="workers must be at least 1, found 0"):
         cpe.simulate(pairs(noisy), 100, key=KEY, workers=0)
@@ -314,7 +332,9 @@ def test_workers_of_another_kind(unchecked):
 def test_an_executor_that_is_shut_down():
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
-    with pytest.raises(RuntimeError, match=r"given as workers takes no more work: RuntimeError: cannot schedule new.*ch"):
+    with pytest.raises(
+        RuntimeError, match=r"given as workers takes no more work: RuntimeError: cannot schedule new.*ch"
+    ):
         cpe.simulate(pairs(noisy), 100, key=KEY, workers=executor)
 
 

@@ -132,11 +132,6 @@ class Executor(Crew):
     kills = False
 
     def __init__(self, executor: Any):
-        if not callable(getattr(executor, "submit", None)):
-            raise TypeError(
-                f"workers must be a number, or an executor with submit(function, argument), as those of "
-                f"concurrent.futures and dask.distributed.Client; found {type(executor).__name__}."
-            )
         self.executor = executor
         self.futures: set[Any] = set()
         self.arrived = threading.Event()
@@ -219,15 +214,23 @@ class Dask(Executor):
         return count
 
 
-def crew_of(workers: Any) -> Crew:
-    """The workers that a user has asked for: a number of processes, or an executor."""
+def check_workers(workers: Any) -> None:
+    """A number of processes, or an executor."""
     if isinstance(workers, int) and not isinstance(workers, bool):
         if workers < 1:
             raise ValueError(f"workers must be at least 1, found {workers}.")
+    elif workers is not None and not callable(getattr(workers, "submit", None)):
+        raise TypeError(
+            "workers must be a number, or an executor with submit(function, argument), as those of concurrent.futures "
+            f"and dask.distributed.Client; found {type(workers).__name__}."
+        )
+
+
+def crew_of(workers: Any) -> Crew:
+    """The workers that a user has asked for."""
+    if isinstance(workers, int):
         return Processes(workers)
-    if type(workers).__module__.startswith("distributed."):
-        return Dask(workers)
-    return Executor(workers)
+    return Dask(workers) if type(workers).__module__.startswith("distributed.") else Executor(workers)
 
 
 def _cancel(future: Any) -> None:

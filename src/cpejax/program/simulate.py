@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtyping import Array, PRNGKeyArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cpejax.program.crew import crew_of
+from cpejax.program.crew import check_workers, crew_of
 from cpejax.program.dispatch import Limits
 from cpejax.program.distribute import Distributed, Plan
 from cpejax.program.distributions import is_masked, mask_of, unwrap
@@ -97,9 +97,55 @@ def simulate(
     if not 0 <= max_invalid < 1:
         raise ValueError(f"max_invalid must be a share of at least 0 and below 1, found {max_invalid!r}.")
     limits = _check_limits(batch, timeout, retries)
+    check_workers(workers)
     model = as_model(model)
-    bound, graph = model.bound, model.graph
-    given = _check_values({} if values is None else values, graph, n)
+    given = _check_values({} if values is None else values, model.graph, n)
+    console = Console(stderr=True)
+    shown = console.is_terminal if progress is None else progress
+    drawn = draw_rows(
+        model,
+        n,
+        range(n),
+        key,
+        given,
+        checkpoint=checkpoint,
+        on_error=on_error,
+        workers=workers,
+        limits=limits,
+        console=console,
+        shown=shown,
+    )
+    out = finite(drawn.values, model.graph, console, max_invalid)
+    say_without_digits(out, model.graph, console)
+    out.model, out.interrupted = model, drawn.interrupted
+    out.probe = None if given or not out.n else drawn.prober(out)
+    return out
+
+
+class Draws(NamedTuple):
+    """What was drawn, `{site: (k, *shape)}`, also what is not finite; fewer than asked for if it was interrupted."""
+
+    values: dict[str, np.ndarray]
+    prober: Prober
+    interrupted: bool
+
+
+def draw_rows(
+    model: Model,
+    total: int,
+    rows: range,
+    key: PRNGKeyArray,
+    given: Mapping[str, Array],
+    *,
+    checkpoint: str | Path | None,
+    on_error: str,
+    workers: Any,
+    limits: Limits,
+    console: Console,
+    shown: bool,
+) -> Draws:
+    """Draw some rows of `total` simulations, whichever others there are; see `simulate`."""
+    bound, graph, n = model.bound, model.graph, len(rows)
     simulators: list[Simulator] = []
 
     @jax.jit
@@ -137,7 +183,7 @@ def simulate(
 
         return jax.vmap(one)(keys, given, fed)
 
-    keys = jax.random.split(key, n)
+    keys = jax.random.split(key, total)[rows.start : rows.stop]
     jax.eval_shape(draw, keys, given)
     host = any(simulator.host for simulator in simulators)
     scalars = sum(math.prod(shape) for shape in graph.shapes.values())
@@ -150,8 +196,8 @@ def simulate(
     store = None
     if checkpoint is not None and (chunk < n or (host and workers is not None)):
         store = Parts(Path(checkpoint), prober, n, chunk, key, given)
-    console = Console(stderr=True)
-    shown = host and (console.is_terminal if progress is None else progress)
+        store.run |= {} if n == total else {"rows": [rows.start, rows.stop, total]}
+    shown = shown and host
     if workers is not None and not host:
         say("workers are for simulators on the host (host=True): this program has none, and none is started.", console)
     elif workers is not None:
@@ -172,7 +218,7 @@ def simulate(
         if distributed.interrupted:
             done = len(next(iter(whole.values())))
             _stop(console, done, n, checkpoint if store else None, given)
-        return _finished(whole, model, prober, console, max_invalid, distributed.interrupted, bool(given))
+        return Draws(whole, prober, distributed.interrupted)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     interrupted = False
     with Progress(*columns, console=console, disable=not shown) as bar, _quiet_callbacks():
@@ -203,24 +249,7 @@ def simulate(
         if count:
             say(f"{count} calls of a simulator failed and count as NaN (on_error='nan'). The first: {first}.", console)
     whole = {name: np.concatenate([p[name] for p in parts]) for name in graph.shapes}
-    return _finished(whole, model, prober, console, max_invalid, interrupted, bool(given))
-
-
-def _finished(
-    whole: Mapping[str, np.ndarray],
-    model: Model,
-    prober: Prober,
-    console: Console,
-    max_invalid: float,
-    interrupted: bool,
-    given: bool,
-) -> Simulations:
-    """What is returned of what was drawn, `{site: (n, *shape)}`."""
-    out = finite(whole, model.graph, console, max_invalid)
-    say_without_digits(out, model.graph, console)
-    out.model, out.interrupted = model, interrupted
-    out.probe = None if given or not out.n else prober(out)
-    return out
+    return Draws(whole, prober, interrupted)
 
 
 def _check_limits(batch: Any, timeout: Any, retries: Any) -> Limits:

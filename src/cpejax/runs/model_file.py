@@ -18,6 +18,7 @@ import jax
 from cpejax.flows.base import Method
 from cpejax.inference.registry import METHODS
 from cpejax.inference.saving import method_options
+from cpejax.program.dispatch import WorkersLost
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model
 from cpejax.util.files import Unusable
@@ -58,7 +59,7 @@ class ModelFile(NamedTuple):
         own = {Path(file).resolve() for file in modules if isinstance(file, str) and file.endswith(".py")}
         own = {file for file in own if file.is_relative_to(folder) and not file.is_relative_to(PACKAGE)}
         data = {file.resolve() for file in self.opened if file.suffix not in (".py", ".pyc", ".so", ".pyd")}
-        found = sorted(file for file in own | data if file.is_file() and _belongs(file, folder))
+        found = sorted(file for file in own | data if file.is_file() and belongs(file, folder))
         found = [file for file in found if file != self.path.resolve()]
         return {str(file.relative_to(folder) if file.is_relative_to(folder) else file): file for file in found}
 
@@ -175,7 +176,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
         _noted.add(Path(os.fsdecode(name)).absolute())
 
 
-def _belongs(file: Path, folder: Path) -> bool:
+def belongs(file: Path, folder: Path) -> bool:
     """Whether a file is the user's own: not one of Python, of a package, of the system, or of a cache."""
     cache = getattr(jax.config, "jax_compilation_cache_dir", None)
     places = [sys.prefix, sys.base_prefix, cache, "/proc", "/sys", "/dev", "/etc", "/usr"]
@@ -194,7 +195,7 @@ def blaming(path: Path) -> Iterator[None]:
     """Say that an error is the model's."""
     try:
         yield
-    except (Failure, OSError, Unusable):
+    except (Failure, OSError, Unusable, WorkersLost):
         raise
     except Exception as error:
         raise Failure(f"{path}: {summary(error, path)}") from error
