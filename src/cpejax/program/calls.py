@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, no_type_check
 
 import cloudpickle
@@ -163,8 +164,10 @@ def _call_unit(fn: Any, seeds: Any, arguments: Any, shape: Any, vectorized: Any,
 
 
 @no_type_check
-def end_with(parent: Any) -> Any:
-    """End this process soon after its parent has ended, however that did, and not by Ctrl-C. Returns its id."""
+def begin(parent: Any, simulators: Any) -> Any:
+    """What a worker of this machine does first: load simulators, and see to it that it ends soon after its parent has
+    ended, however that did, and not by Ctrl-C. Returns its id.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -173,6 +176,10 @@ def end_with(parent: Any) -> Any:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it goes to all processes of a terminal: the caller's is the one
     threading.Thread(target=watch, daemon=True).start()
+    np.random.default_rng(0)  # import it now
+    for simulator in simulators:
+        with suppress(Exception):  # which is told when it is called
+            _loaded(simulator)
     return os.getpid()
 
 

@@ -9,14 +9,17 @@ import pickle
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import loky
 
-from cpejax.program.calls import end_with, pack
+from cpejax.program.calls import begin, pack
 
 FEW = 16
 """The number of calls that an executor of unknown size is given at a time."""
+START = 300.0
+"""Seconds within which a worker of this machine must have started, and loaded the simulator."""
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Set to 1 for workers of this machine, unless they are set: each worker has a core."""
 
@@ -34,6 +37,9 @@ class Crew(ABC):
 
     kills: bool
     """Whether it can end a worker whose call takes too long; otherwise the worker gives it up itself."""
+
+    def prepare(self, simulators: Sequence[bytes]) -> None:
+        """Load simulators, as they are pickled, before time counts."""
 
     @abstractmethod
     def submit(self, call: bytes) -> Any:
@@ -70,18 +76,27 @@ class Processes(Crew):
 
     def __init__(self, count: int):
         self.arrived = threading.Event()
-        self.executors: list[Any] = [self._started() for _ in range(count)]
+        self.count = count
+        self.simulators: Sequence[bytes] = ()
+        self.executors: list[tuple[Any, Any, float]] = []
         self.busy: dict[Any, int] = {}
 
-    def _started(self) -> tuple[Any, Any]:
+    def prepare(self, simulators: Sequence[bytes]) -> None:
+        self.simulators = simulators
+        self.executors = [self._started() for _ in range(self.count)]
+
+    def _started(self) -> tuple[Any, Any, float]:
         env = {name: "1" for name in ONE_THREAD if name not in os.environ}
         executor = loky.ProcessPoolExecutor(max_workers=1, env=env)
-        ready = executor.submit(pickle.loads, pack(end_with, os.getpid()))
+        ready = executor.submit(pickle.loads, pack(begin, os.getpid(), list(self.simulators)))
         ready.add_done_callback(lambda _: self.arrived.set())
-        return executor, ready
+        return executor, ready, time.monotonic()
 
     def submit(self, call: bytes) -> Any:
-        for i, (executor, ready) in enumerate(self.executors):
+        for i, (executor, ready, since) in enumerate(self.executors):
+            if not ready.done() and time.monotonic() - since > START:
+                self._replace(i)
+                raise Died(f"it did not start within {START:g} s")
             if i in self.busy.values() or not ready.done():
                 continue
             try:
@@ -111,14 +126,14 @@ class Processes(Crew):
         self._replace(self.busy.pop(future))
 
     def size(self) -> int:
-        return len(self.executors)
+        return self.count
 
     def wait(self, seconds: float) -> None:
         self.arrived.wait(seconds)
         self.arrived.clear()
 
     def close(self) -> None:
-        for executor, _ in self.executors:
+        for executor, *_ in self.executors:
             executor.shutdown(wait=True, kill_workers=True)
 
 

@@ -60,6 +60,7 @@ class Distributed:
         self.on_error = on_error
         self.interrupted = False
         self.functions = {name: _pickled(simulator) for name, simulator in simulators.items()}
+        crew.prepare(list(self.functions.values()))
 
     def run(self) -> dict[str, np.ndarray]:
         """All simulations, `{site: (n, *shape)}`; after Ctrl-C those that are complete."""
