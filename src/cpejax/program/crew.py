@@ -38,8 +38,9 @@ class Crew(ABC):
     kills: bool
     """Whether it can end a worker whose call takes too long; otherwise the worker gives it up itself."""
 
+    @abstractmethod
     def prepare(self, simulators: Sequence[bytes]) -> None:
-        """Load simulators, as they are pickled, before time counts."""
+        """Start, and load simulators, as they are pickled, before time counts."""
 
     @abstractmethod
     def submit(self, call: bytes) -> Any:
@@ -151,6 +152,9 @@ class Executor(Crew):
         self.futures: set[Any] = set()
         self.arrived = threading.Event()
         self.calls_back = True
+
+    def prepare(self, simulators: Sequence[bytes]) -> None:  # noqa: ARG002
+        return  # its workers are there already, or come and go, and load them when they are called
 
     def submit(self, call: bytes) -> Any:
         if len(self.futures) >= max(2 * self.size(), FEW):  # two each, so that none waits for its next
