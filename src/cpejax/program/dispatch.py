@@ -95,6 +95,7 @@ class Dispatch:
         self.again: deque[list[int]] = deque()
         self.ready: tuple[list[int], bytes] | None = None  # the next batch, packed
         self.running: dict[Any, _Batch] = {}
+        self.back: deque[tuple[np.ndarray, np.ndarray]] = deque()  # what has come back, and was not handed on yet
         self.tries: dict[int, int] = {}
         self.tally = Tally()
         self.seconds: float | None = None  # what a unit takes
@@ -109,19 +110,24 @@ class Dispatch:
     def run(self) -> Tally:
         """Wait for all of them."""
         while True:
-            back, error = self._collect()
-            if error is None:
-                self._submit()
-            for rows, data in back:
-                self.arrived(rows, data)
+            try:
+                self._collect()
+                self._submit()  # before anything is written: no worker waits for the disk
+            finally:
+                came = self._keep()
             self.tell(self.tally, self.crew.size())
-            if error is not None:
-                raise error
             if not (self.todo or self.again or self.ready or self.running):
                 return self.tally
             self._overdue()
-            if not back:
+            if not came:
                 self.crew.wait(0.2)
+
+    def _keep(self) -> bool:
+        """Hand on what has come back, also when something else has gone wrong."""
+        came = bool(self.back)
+        while self.back:
+            self.arrived(*self.back.popleft())
+        return came
 
     # ---- out
 
@@ -167,9 +173,8 @@ class Dispatch:
 
     # ---- back
 
-    def _collect(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], Exception | None]:
-        """What has come back since, and the error of a simulator, if there was one."""
-        back: list[tuple[np.ndarray, np.ndarray]] = []
+    def _collect(self) -> None:
+        """Take what has come back; an error of a simulator is raised."""
         for future in [f for f in self.running if f.done()]:
             batch = self.running[future]
             try:
@@ -183,7 +188,7 @@ class Dispatch:
             del self.running[future]
             returned = Returned(*found)
             if returned.broken:
-                return back, self._unloadable(returned.broken)
+                raise self._unloadable(returned.broken)
             self.came_back, self.deaths, self.last = True, 0, time.monotonic()
             good, error = self._sort(batch.units, returned)
             if good:
@@ -193,11 +198,10 @@ class Dispatch:
                 which = [self.rows.units[batch.units[i]] for i in good]
                 ends = np.cumsum([0] + [len(self.rows.units[u]) for u in batch.units])
                 data = np.concatenate([returned.data[ends[i] : ends[i + 1]] for i in good])
-                back.append((np.concatenate(which), data))
+                self.back.append((np.concatenate(which), data))
                 self.tally.done += len(good)
             if error is not None:
-                return back, error
-        return back, None
+                raise error
 
     def _sort(self, units: Sequence[int], returned: Returned) -> tuple[list[int], Exception | None]:
         """The positions of units that have come back; the others are tried again, or are an error."""

@@ -190,7 +190,7 @@ class Distributed:
             named = [f"{rows.words(u)}: {why}" for u, why in list(tally.lost.items())[:MOST_NAMED]]
             more = f"; and {len(tally.lost) - MOST_NAMED} more" if len(tally.lost) > MOST_NAMED else ""
             say(
-                f"{len(tally.lost)} calls of a simulator did not return, tried {self.limits.retries + 1} times, and "
+                f"{len(tally.lost)} calls of a simulator did not return, tried {self.limits.retries + 1} time(s), and "
                 f"count as NaN. {'; '.join(named)}{more}.",
                 self.console,
             )
