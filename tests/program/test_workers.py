@@ -209,7 +209,9 @@ def test_workers_that_die_or_hang(tmp_path, capsys):
     kept = quiet["a"] <= 2.5
     assert found.dropped == 1 == (~kept).sum()
     assert all(np.array_equal(found[name], quiet[name][kept]) for name in found)
-    assert "2 calls of a simulator did not return, tried 2 time(s), and count as NaN. Site 'y': simulator 'dying'" in said
+    assert (
+        "2 calls of a simulator did not return, tried 2 time(s), and count as NaN. Site 'y': simulator 'dying'" in said
+    )
     assert "called with (2.7" in said
 
 

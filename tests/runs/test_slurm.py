@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import cloudpickle
 import jax
 import numpy as np
 import numpyro
@@ -17,6 +18,7 @@ import pytest
 import cpejax as cpe
 
 pytestmark = pytest.mark.slurm
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # jobs cannot import the tests
 
 ROOT = Path(__file__).parents[2]
 KEY = jax.random.key(0)

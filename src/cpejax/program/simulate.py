@@ -49,7 +49,7 @@ def simulate(
     progress: bool | None = None,
     workers: Any = None,
     batch: int | None = None,
-    timeout: float | None = None,
+    timeout: float | int | None = None,
     retries: int = 2,
 ) -> Simulations:
     """Draw `n` sets of parameters and data from a model.
@@ -259,7 +259,7 @@ def _check_limits(batch: Any, timeout: Any, retries: Any) -> Limits:
         raise ValueError(f"timeout must be a number of seconds above 0, or None for no limit; found {timeout!r}.")
     if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
         raise ValueError(f"retries must be a whole number of at least 0; found {retries!r}.")
-    return Limits(batch, timeout, retries)
+    return Limits(batch, None if timeout is None else float(timeout), retries)
 
 
 @contextmanager
