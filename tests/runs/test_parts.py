@@ -18,7 +18,7 @@ import instrument
 observed = ["y"]
 
 def program():
-    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    mu = numpyro.sample("mu", dist.Beta(2.0, 1.0))
     numpyro.sample("y", cpe.Simulator(instrument.measure, mu, event_shape=(2,), host=True))
 """
 INSTRUMENT = """
@@ -52,7 +52,7 @@ def simulations(folder):
 
 
 def test_the_next_stage_takes_the_parts_that_are_there(here, monkeypatch):
-    cpejax("simulate", "model.py", "--out", "whole", "--simulations", 20)
+    cpejax("simulate", "model.py", "--out", "whole", "--simulations", 20, "--workers", 1)
     whole = simulations(here / "whole")
     assert "run has none" not in part(1)
     assert "Part 3 of 3, 7 simulations, in" in part(3, "--workers", 1)
@@ -95,7 +95,7 @@ def test_parts_do_not_mix(here):
     out = cpejax("simulate", "model.py", "--out", "run", "--simulations", 30, "--part", "2/3", code=1)
     assert "run has parts of simulations that were begun otherwise: simulations was 20, is 30. Give the same" in out
     assert "parts was 3, is 4" in part(1, of=4, code=1)
-    (here / "model.py").write_text(MODEL.replace("1.0)", "2.0)"))
+    (here / "model.py").write_text(MODEL.replace("1.0)", "3.0)"))
     assert "begun with another program: site 'mu' has another prior now" in part(2, code=1)
     (here / "model.py").write_text(MODEL)
     (here / "run" / "parts" / "part-1-of-3.safetensors").rename(here / "run" / "parts" / "part-2-of-3.safetensors")

@@ -5,6 +5,7 @@ What a row's simulator sees, parameters and random state, depends on the key and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -26,9 +27,47 @@ from cpejax.util.messages import say
 MOST_NAMED = 5
 """The number of lost rows that a message names."""
 
+BLOCK = 256
+"""The number of simulations whose parameters are drawn in one compiled call. It is always the same, and a row is always
+at the same place in it: a compiled program may round otherwise where it has other shapes."""
+
 Drawn = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
-Draw = Callable[[np.ndarray, Mapping[str, Any]], Drawn]
-"""`draw(which, fed)`: values, what float32 does not hold of them, and what simulators on the host are called with."""
+
+
+class InBlocks:
+    """Draws rows, wherever they begin, by blocks that begin at multiples of `BLOCK` of all `total` rows.
+
+    `draw(numbers, fed)` draws the rows of a block: values, what float32 does not hold of them, and what simulators on
+    the host are called with, where `fed` gives their data.
+    """
+
+    def __init__(self, draw: Callable[[np.ndarray, dict[str, Any] | None], Drawn], first: int, total: int):
+        self.draw, self.first, self.total = draw, first, total
+
+    def __call__(self, which: np.ndarray, fed: Mapping[str, Any] | None) -> Drawn:
+        """The same for the rows `first + which`, `fed` having a row for each of these; arrays of NumPy."""
+        numbers = self.first + which
+        order = np.argsort(numbers, kind="stable")
+        blocks, begins = np.unique(numbers[order] // BLOCK, return_index=True)
+        found = []
+        for block, inside in zip(blocks, np.split(order, begins[1:]), strict=True):
+            at = numbers[inside] - block * BLOCK
+            rows = np.arange(block * BLOCK, (block + 1) * BLOCK) % self.total
+            given = None if fed is None else jax.tree.map(functools.partial(_lifted, at, inside), dict(fed))
+            found.append(jax.tree.map(functools.partial(_taken, at), self.draw(rows, given)))
+        back = np.argsort(order, kind="stable")
+        return jax.tree.map(lambda *x: np.concatenate(x)[back], *found)
+
+
+def _lifted(at: np.ndarray, inside: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Rows at their places in a block; of a row that is there twice, to fill up, the first counts."""
+    out = np.zeros((BLOCK, *x.shape[1:]), x.dtype)
+    out[at[::-1]] = x[inside[::-1]]
+    return out
+
+
+def _taken(at: np.ndarray, x: Any) -> np.ndarray:
+    return np.asarray(x)[at]
 
 
 class Plan(NamedTuple):
@@ -44,9 +83,10 @@ class Distributed:
 
     def __init__(
         self,
-        draw: Draw,
+        draw: InBlocks,
         graph: Graph,
         simulators: Mapping[str, Simulator],
+        members: Mapping[str, int],
         plan: Plan,
         crew: Crew,
         limits: Limits,
@@ -57,7 +97,7 @@ class Distributed:
     ):
         self.draw, self.graph, self.simulators, self.plan = draw, graph, simulators, plan
         self.crew, self.limits, self.store, self.console, self.shown = crew, limits, store, console, shown
-        self.on_error = on_error
+        self.on_error, self.members = on_error, members
         self.interrupted = False
         self.functions = {name: _pickled(simulator) for name, simulator in simulators.items()}
         crew.prepare(list(self.functions.values()))
@@ -82,12 +122,14 @@ class Distributed:
         there = np.zeros(keep, bool)
         for begin, part in parts.items():
             there[begin - start : begin - start + len(next(iter(part.values())))] = True
-        asked = jax.eval_shape(lambda: self.draw(which, {}))[2]
-        fed = {name: self._nothing(name, about[0].shape) for name, about in asked.items()}
+        fed = {
+            name: split(np.zeros((outer, members, *self.simulators[name].event_shape)))
+            for name, members in self.members.items()
+        }
         values, low, asked = self.draw(which, fed)
-        files = RowFiles(self.store, {name: np.asarray(x) for name, x in values.items()}) if self.store else None
+        files = RowFiles(self.store, values) if self.store else None
         complete = np.ones(keep, bool)
-        names = list(asked)
+        names = list(self.members)
         for name in names:
             data, done = self._site(name, asked[name], which, there, start, files)
             fed[name] = split(data)
@@ -97,11 +139,11 @@ class Distributed:
             if self.interrupted:
                 complete &= there | (name == names[-1])  # other simulators have not begun
                 break
-        out = {name: np.asarray(x)[:keep] for name, x in values.items()}
-        out |= {name: out[name] + np.asarray(x, np.float64)[:keep] for name, x in low.items()}
+        out = {name: x[:keep] for name, x in values.items()}
+        out |= {name: out[name] + x[:keep].astype(np.float64) for name, x in low.items()}
         for begin, part in parts.items():
             for name, x in part.items():
-                out[name] = out[name].astype(x.dtype, copy=not out[name].flags.writeable)
+                out[name] = out[name].astype(x.dtype, copy=False)
                 out[name][begin - start : begin - start + len(x)] = x
         if self.interrupted:
             return {name: x[complete] for name, x in out.items()}
@@ -112,17 +154,13 @@ class Distributed:
             files.clear()
         return out
 
-    def _nothing(self, name: str, seeds: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        return split(np.zeros((*seeds[:2], *self.simulators[name].event_shape)))
-
     def _site(
         self, name: str, asked: Sequence[Any], which: np.ndarray, there: np.ndarray, start: int, files: RowFiles | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """The data of a simulator, `(outer, members, *shape)`, and which of the simulations have them all."""
         simulator, keep = self.simulators[name], len(there)
-        seeds, *arguments = (np.asarray(a) for a in asked)
-        members = seeds.shape[1]
-        seeds, *arguments = (a.reshape(-1, *a.shape[2:]) for a in (seeds, *arguments))
+        seeds, *arguments = (a.reshape(-1, *a.shape[2:]) for a in asked)
+        members = self.members[name]
         arguments = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arguments]
         data = np.full((len(seeds), *simulator.event_shape), np.nan)
         done = np.repeat(np.r_[there, np.ones(len(which) - keep, bool)], members)

@@ -28,8 +28,8 @@ class OpenSimulations(Mapping[str, np.ndarray]):
         found = sorted(folder.glob("simulations-*.safetensors")) or sorted(folder.glob("part-*.safetensors"))
         if not found:
             raise FileNotFoundError(
-                f"{folder} has no simulations. cpe.simulate(..., checkpoint=) of a simulator on the host writes them into "
-                "its folder, and cpejax simulate --part into the folder parts of a run."
+                f"{folder} has no simulations. cpe.simulate(checkpoint=...) of a simulator on the host writes some "
+                "to its folder, and cpejax simulate --part into the folder parts of a run."
             )
         self.sizes: dict[Path, int] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}

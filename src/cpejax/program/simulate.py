@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cpejax.program.crew import check_workers, crew_of
 from cpejax.program.dispatch import Limits
-from cpejax.program.distribute import Distributed, Plan
+from cpejax.program.distribute import BLOCK, Distributed, InBlocks, Plan
 from cpejax.program.distributions import is_masked, mask_of, unwrap
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model, as_model
@@ -183,7 +183,8 @@ def draw_rows(
 
         return jax.vmap(one)(keys, given, fed)
 
-    keys = jax.random.split(key, total)[rows.start : rows.stop]
+    every = jax.random.split(key, total)
+    keys = every[rows.start : rows.stop]
     jax.eval_shape(draw, keys, given)
     host = any(simulator.host for simulator in simulators)
     scalars = sum(math.prod(shape) for shape in graph.shapes.values())
@@ -200,18 +201,22 @@ def draw_rows(
     shown = shown and host
     if workers is not None and not host:
         say("workers are for simulators on the host (host=True): this program has none, and none is started.", console)
-    elif workers is not None:
+
+    def of_block(numbers: np.ndarray, fed: dict[str, Any] | None) -> Any:
+        return draw(every[numbers], {name: x[numbers] for name, x in given.items()}, fed)
+
+    blocks = InBlocks(of_block, rows.start, total)
+    if workers is not None and host:
         outer = max(1, MOST_NUMBERS // max(scalars, 1) // chunk) * chunk
-        outer = min(outer, -(-n // chunk) * chunk)
-
-        def of_rows(which: np.ndarray, fed: Mapping[str, Any]) -> Any:
-            return draw(keys[which], {name: x[which] for name, x in given.items()}, dict(fed))
-
+        plan = Plan(n, chunk, min(outer, -(-n // chunk) * chunk))
+        asked = jax.eval_shape(lambda: of_block(np.arange(BLOCK) % total, {}))[2]
+        members = {name: asked[name][0].shape[1] for name in graph.sites if name in asked}  # in the program's order
         named = {str(simulator.site): simulator for simulator in simulators if simulator.host}
-        plan = Plan(n, chunk, outer)
         crew = crew_of(workers)
         try:
-            distributed = Distributed(of_rows, graph, named, plan, crew, limits, store, on_error, console, shown)
+            distributed = Distributed(
+                blocks, graph, named, members, plan, crew, limits, store, on_error, console, shown
+            )
             whole = distributed.run()
         finally:
             crew.close()
@@ -219,6 +224,9 @@ def draw_rows(
             done = len(next(iter(whole.values())))
             _stop(console, done, n, checkpoint if store else None, given)
         return Draws(whole, prober, distributed.interrupted)
+    if n < total and not host:
+        values, _, _ = blocks(np.arange(n), None)
+        return Draws({name: values[name] for name in graph.shapes}, prober, False)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     interrupted = False
     with Progress(*columns, console=console, disable=not shown) as bar, _quiet_callbacks():

@@ -19,8 +19,11 @@ from cpejax.flows.base import Method
 from cpejax.inference.registry import METHODS
 from cpejax.inference.saving import method_options
 from cpejax.program.dispatch import WorkersLost
+from cpejax.program.distributions import unwrap
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model
+from cpejax.program.simulator import Simulator
+from cpejax.program.tracing import read
 from cpejax.util.files import Unusable
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -46,6 +49,11 @@ class ModelFile(NamedTuple):
         """The program's graph; an error in the program is said to be the model's."""
         with blaming(self.path), _noting(self.opened):
             return self.model.graph
+
+    def on_host(self) -> bool:
+        """Whether a simulator runs on the host."""
+        found = (unwrap(site.fn) for site in read(self.model.bound).values())
+        return any(isinstance(fn, Simulator) and fn.host for fn in found)
 
     def files(self) -> dict[str, Path]:
         """What the program is made of besides the model file, by name: data files that were read while the file was

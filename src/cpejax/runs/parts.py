@@ -6,7 +6,6 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from cpejax.program.simulations import Simulations, finite, say_without_digits
 from cpejax.runs.folder import PARTS, RunFolder
 from cpejax.runs.model_file import Failure, blaming
 from cpejax.runs.result_files import read_simulations, write_arrays
-from cpejax.runs.watchdog import run_watched
 from cpejax.util.files import Unusable, load_arrays, write_atomically
 from cpejax.util.keys import key_words
 
@@ -74,8 +72,8 @@ class PartFiles:
         began, work = time.monotonic(), path.with_suffix("")
         console = self.run.console
         limits = Limits(timeout=self.run.timeout or None)
-        watched = run_watched(self.run) if workers is None else nullcontext()
-        with blaming(model.path), watched:
+        workers = 1 if workers is None and model.on_host() else workers  # it draws as any number of workers does
+        with blaming(model.path):
             drawn = draw_rows(
                 model.model,
                 self.n,

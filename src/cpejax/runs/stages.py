@@ -21,11 +21,8 @@ from cpejax.inference.fit import fit
 from cpejax.inference.loading import load
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.settings import Training
-from cpejax.program.distributions import unwrap
 from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations
-from cpejax.program.simulator import Simulator
-from cpejax.program.tracing import read
 from cpejax.runs.changes import changed_in_model
 from cpejax.runs.folder import CHECK_SIMULATE, STAGES, RunFolder
 from cpejax.runs.model_file import Failure, ModelFile, blaming, choose_method, describe_method, summary
@@ -82,7 +79,7 @@ def _simulate(run: RunFolder, stage: str, inputs: Mapping[str, Any], n: int, key
 
     def draw() -> Simulations:
         shown = (
-            nullcontext() if _on_host(run.model) else run.working(f"simulating {n:,} times")
+            nullcontext() if run.model.on_host() else run.working(f"simulating {n:,} times")
         )  # the host has a progress bar
         if run.workers is None:
             with blaming(run.model.path), run_watched(run), shown:
@@ -94,12 +91,6 @@ def _simulate(run: RunFolder, stage: str, inputs: Mapping[str, Any], n: int, key
     rows = _resume(run, stage, draw)
     write_arrays(path, rows)
     return rows
-
-
-def _on_host(model: ModelFile) -> bool:
-    """Whether a simulator runs on the host."""
-    found = (unwrap(site.fn) for site in read(model.model.bound).values())
-    return any(isinstance(fn, Simulator) and fn.host for fn in found)
 
 
 def _resume(run: RunFolder, stage: str, act: Callable[[], Result]) -> Result:
@@ -125,7 +116,7 @@ def run_fit(run: RunFolder) -> Posterior:
     """Train a posterior on the run's simulations: `model/`."""
     options = run.options("fit")
     chosen = choose_method(run.model, options["method"])
-    fresh = bool(options.get("fresh")) and not _on_host(run.model)
+    fresh = bool(options.get("fresh")) and not run.model.on_host()
     if run.options("simulate").get("parts"):
         run_simulate(run)
     simulated = run.verified("simulate")
