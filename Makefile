@@ -6,10 +6,10 @@ PEERS_PYTHON := .venv-peers/bin/python
 PEERS_INSTALLED := .venv-peers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format peers speed clean
+.PHONY: help setup demo test test-slow test-slurm lint format peers speed clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED)  ## create .venv and install the package and its tools into it
 
@@ -23,6 +23,15 @@ test: $(INSTALLED)  ## run the tests
 
 test-slow: $(INSTALLED)  ## run the tests that take longer
 	$(PYTHON) -m pytest -m slow
+
+test-slurm: $(INSTALLED)  ## run the tests that need a Slurm; SLURM_UP and SLURM_DOWN name commands that start and end one
+	@if ! sinfo -h >/dev/null 2>&1; then \
+	  if [ -z "$(SLURM_UP)" ]; then echo "make: no Slurm answers; SLURM_UP=command names what starts one" >&2; exit 1; fi; \
+	  $(SLURM_UP); \
+	fi; \
+	$(PYTHON) -m pytest -m slurm; status=$$?; \
+	if [ -n "$(SLURM_DOWN)" ]; then $(SLURM_DOWN); fi; \
+	exit $$status
 
 lint: $(INSTALLED)  ## check formatting, style and types
 	$(PYTHON) -m ruff format --check .

@@ -13,7 +13,7 @@ from cpejax.runs.data_files import check_shapes
 
 ROOT = Path(__file__).parents[1]
 TINY = {"width": 8, "depth": 1, "hidden": 8, "components": 1}
-EXAMPLES = ("hierarchical", "sir", "time_series", "command_line", "amortised")
+EXAMPLES = ("hierarchical", "sir", "sir_dask", "time_series", "command_line", "amortised")
 
 
 def load(path):
@@ -24,7 +24,8 @@ def load(path):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_run_with_tiny_settings(name, capsys):
+def test_examples_run_with_tiny_settings(name, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")  # as where they are run as scripts
     module = load(ROOT / "examples" / f"{name}.py")
     file = ROOT / "examples" / f"{name}.json"
     data = json.loads(file.read_text()) if file.exists() else module.data

@@ -22,6 +22,7 @@ from cpejax.nn.embeddings import ConvEmbedding, MLPEmbedding, RecurrentEmbedding
 from cpejax.program.graph import Graph
 from cpejax.program.inverse import PosteriorProgram, invert
 from cpejax.program.model import Model
+from cpejax.program.opened import open_simulations
 from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations
 from cpejax.program.simulator import Simulator
@@ -70,6 +71,7 @@ __all__ = [
     "invert",
     "load",
     "metrics",
+    "open_simulations",
     "plot",
     "reference",
     "report",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +17,21 @@ from jaxtyping import Array, PRNGKeyArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from cpejax.program.crew import check_workers, crew_of
+from cpejax.program.dispatch import Limits
+from cpejax.program.distribute import BLOCK, Distributed, InBlocks, Plan
 from cpejax.program.distributions import is_masked, mask_of, unwrap
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model, as_model
-from cpejax.program.probe import Probe, Prober, code_of
+from cpejax.program.parts import Parts
+from cpejax.program.probe import Prober, code_of
 from cpejax.program.simulations import Simulations, check_count, finite, say_without_digits
-from cpejax.program.simulator import Program, Simulator
+from cpejax.program.simulator import FEED, Program, Simulator
 from cpejax.program.tracing import run
-from cpejax.util.files import Unusable, digest, load_arrays, pack_arrays, remove_parts, write_atomically
-from cpejax.util.keys import check_key, key_words
+from cpejax.util.keys import check_key
 from cpejax.util.messages import say
+
+_Drawn = tuple[dict[str, Array], dict[str, Array], dict[str, tuple[Array, ...]]]
 
 MOST_NUMBERS = 50_000_000
 """How many simulated values there are at once; more go in chunks, which changes nothing but the memory."""
@@ -43,6 +47,10 @@ def simulate(
     on_error: Literal["raise", "nan"] = "raise",
     max_invalid: float = 0.1,
     progress: bool | None = None,
+    workers: Any = None,
+    batch: int | None = None,
+    timeout: float | int | None = None,
+    retries: int = 2,
 ) -> Simulations:
     """Draw `n` sets of parameters and data from a model.
 
@@ -60,6 +68,13 @@ def simulate(
         makes the data of that simulation NaN.
     - `max_invalid`: the largest share of simulations with values that are not finite; more are an error.
     - `progress`: a progress bar for host simulators; by default where there is a terminal.
+    - `workers`: who calls simulators on the host: a number of processes on this machine, or an executor with
+        `submit`, such as a `dask.distributed.Client` or those of `concurrent.futures`, `mpi4py` and `submitit`. The
+        result is the same whoever does, and however many. With a `checkpoint`, what comes back is on disk at once.
+    - `batch`: how many rows go to a worker at a time; by default as many as take about half a second.
+    - `timeout`: how many seconds one call of a simulator by a worker may take; by default any time.
+    - `retries`: how often a row is tried again whose worker has died, or which has taken too long. After that its data
+        are NaN, which is counted and said.
 
     **Returns:** `Simulations`, a dict of arrays `(n, *shape)`. Simulations with a value that is not finite are left
     out, counted and reported. This does not bias the posterior for an observation that is finite where "not finite" is
@@ -81,16 +96,70 @@ def simulate(
         raise ValueError(f"on_error must be 'raise' or 'nan', found {on_error!r}.")
     if not 0 <= max_invalid < 1:
         raise ValueError(f"max_invalid must be a share of at least 0 and below 1, found {max_invalid!r}.")
+    limits = _check_limits(batch, timeout, retries)
+    check_workers(workers)
     model = as_model(model)
-    bound, graph = model.bound, model.graph
-    given = _check_values({} if values is None else values, graph, n)
+    given = _check_values({} if values is None else values, model.graph, n)
+    console = Console(stderr=True)
+    shown = console.is_terminal if progress is None else progress
+    drawn = draw_rows(
+        model,
+        n,
+        range(n),
+        key,
+        given,
+        checkpoint=checkpoint,
+        on_error=on_error,
+        workers=workers,
+        limits=limits,
+        console=console,
+        shown=shown,
+    )
+    out = finite(drawn.values, model.graph, console, max_invalid)
+    say_without_digits(out, model.graph, console)
+    out.model, out.interrupted = model, drawn.interrupted
+    out.probe = None if given or not out.n else drawn.prober(out)
+    return out
+
+
+class Draws(NamedTuple):
+    """What was drawn, `{site: (k, *shape)}`, also what is not finite; fewer than asked for if it was interrupted."""
+
+    values: dict[str, np.ndarray]
+    prober: Prober
+    interrupted: bool
+
+
+def draw_rows(
+    model: Model,
+    total: int,
+    rows: range,
+    key: PRNGKeyArray,
+    given: Mapping[str, Array],
+    *,
+    checkpoint: str | Path | None,
+    on_error: str,
+    workers: Any,
+    limits: Limits,
+    console: Console,
+    shown: bool,
+) -> Draws:
+    """Draw some rows of `total` simulations, whichever others there are; see `simulate`."""
+    bound, graph, n = model.bound, model.graph, len(rows)
     simulators: list[Simulator] = []
 
     @jax.jit
-    def draw(keys: Array, given: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        def one(key: Array, given: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    def draw(keys: Array, given: dict[str, Array], fed: dict[str, tuple[Array, Array]] | None = None) -> _Drawn:
+        def one(key: Array, given: dict[str, Array], fed: dict[str, tuple[Array, Array]] | None) -> _Drawn:
             out: dict[str, Array] = {}
             low: dict[str, Array] = {}  # what float32 does not hold of the data of a simulator on the host
+            asked: dict[str, tuple[Array, ...]] = {}  # what simulators are called with that are fed
+
+            def feed(simulator: Simulator, seeds: Array, rows: Sequence[Array]) -> tuple[Array, Array]:
+                name = str(simulator.site)
+                asked[name] = (seeds, *rows)
+                nothing = jnp.zeros((len(seeds), *simulator.event_shape))
+                return (fed or {}).get(name, (nothing, nothing))
 
             def visit(name: str, msg: dict[str, Any]) -> None:
                 out[name] = jnp.asarray(msg["value"])
@@ -105,12 +174,17 @@ def simulate(
             def deterministic(name: str, msg: dict[str, Any]) -> None:
                 out[name] = jnp.asarray(msg["value"])
 
-            run(bound, given, visit, key, deterministic=deterministic)
-            return out, low
+            before = FEED.set(None if fed is None else feed)
+            try:
+                run(bound, given, visit, key, deterministic=deterministic)
+            finally:
+                FEED.reset(before)
+            return out, low, asked
 
-        return jax.vmap(one)(keys, given)
+        return jax.vmap(one)(keys, given, fed)
 
-    keys = jax.random.split(key, n)
+    every = jax.random.split(key, total)
+    keys = every[rows.start : rows.stop]
     jax.eval_shape(draw, keys, given)
     host = any(simulator.host for simulator in simulators)
     scalars = sum(math.prod(shape) for shape in graph.shapes.values())
@@ -120,9 +194,39 @@ def simulate(
     parts: list[dict[str, np.ndarray]] = []
     prober = Prober(bound, graph)
     prober.code |= {str(s.site): code_of(s.fn) for s in simulators if s.host}  # before calls change what it holds
-    store = None if checkpoint is None or chunk == n else _Parts(Path(checkpoint), prober, n, chunk, key, given)
-    console = Console(stderr=True)
-    shown = host and (console.is_terminal if progress is None else progress)
+    store = None
+    if checkpoint is not None and (chunk < n or (host and workers is not None)):
+        store = Parts(Path(checkpoint), prober, n, chunk, key, given)
+        store.run |= {} if n == total else {"rows": [rows.start, rows.stop, total]}
+    shown = shown and host
+    if workers is not None and not host:
+        say("workers are for simulators on the host (host=True): this program has none, and none is started.", console)
+
+    def of_block(numbers: np.ndarray, fed: dict[str, Any] | None) -> Any:
+        return draw(every[numbers], {name: x[numbers] for name, x in given.items()}, fed)
+
+    blocks = InBlocks(of_block, rows.start, total)
+    if workers is not None and host:
+        outer = max(1, MOST_NUMBERS // max(scalars, 1) // chunk) * chunk
+        plan = Plan(n, chunk, min(outer, -(-n // chunk) * chunk))
+        asked = jax.eval_shape(lambda: of_block(np.arange(BLOCK) % total, {}))[2]
+        members = {name: asked[name][0].shape[1] for name in graph.sites if name in asked}  # in the program's order
+        named = {str(simulator.site): simulator for simulator in simulators if simulator.host}
+        crew = crew_of(workers)
+        try:
+            distributed = Distributed(
+                blocks, graph, named, members, plan, crew, limits, store, on_error, console, shown
+            )
+            whole = distributed.run()
+        finally:
+            crew.close()
+        if distributed.interrupted:
+            done = len(next(iter(whole.values())))
+            _stop(console, done, n, checkpoint if store else None, given)
+        return Draws(whole, prober, distributed.interrupted)
+    if n < total and not host:
+        values, _, _ = blocks(np.arange(n), None)
+        return Draws({name: values[name] for name in graph.shapes}, prober, False)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     interrupted = False
     with Progress(*columns, console=console, disable=not shown) as bar, _quiet_callbacks():
@@ -133,7 +237,7 @@ def simulate(
             if found is None:
                 which = np.arange(start, start + chunk) % n  # one shape, one compilation
                 try:
-                    drawn, low = draw(keys[which], {name: x[which] for name, x in given.items()})
+                    drawn, low, _ = draw(keys[which], {name: x[which] for name, x in given.items()})
                     found = {name: np.asarray(x)[:keep] for name, x in drawn.items()}
                     found |= {name: found[name] + np.asarray(x, np.float64)[:keep] for name, x in low.items()}
                 except (Exception, KeyboardInterrupt) as error:
@@ -153,11 +257,17 @@ def simulate(
         if count:
             say(f"{count} calls of a simulator failed and count as NaN (on_error='nan'). The first: {first}.", console)
     whole = {name: np.concatenate([p[name] for p in parts]) for name in graph.shapes}
-    out = finite(whole, graph, console, max_invalid)
-    say_without_digits(out, graph, console)
-    out.model, out.interrupted = model, interrupted
-    out.probe = None if given or not out.n else prober(out)
-    return out
+    return Draws(whole, prober, interrupted)
+
+
+def _check_limits(batch: Any, timeout: Any, retries: Any) -> Limits:
+    if batch is not None:
+        check_count(batch, "batch, the number of rows that go to a worker at a time,")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout must be a number of seconds above 0, or None for no limit; found {timeout!r}.")
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+        raise ValueError(f"retries must be a whole number of at least 0; found {retries!r}.")
+    return Limits(batch, None if timeout is None else float(timeout), retries)
 
 
 @contextmanager
@@ -221,40 +331,6 @@ def _from_tree(tree: xr.DataTree, graph: Graph, n: int) -> dict[str, np.ndarray]
     if not out:
         raise ValueError(f"values is a DataTree without draws of any of the sites {list(graph.sites)}.")
     return out
-
-
-class _Parts:
-    """Simulations on disk, as far as they have come."""
-
-    def __init__(self, folder: Path, prober: Prober, n: int, chunk: int, key: PRNGKeyArray, given: Mapping[str, Array]):
-        fixed = digest(*(part for name, x in given.items() for part in (name.encode(), np.asarray(x).tobytes())))
-        self.run = {"program": prober.graph.fingerprint, "n": n, "chunk": chunk, "key": key_words(key), "values": fixed}
-        self.prober = prober
-        self.folder = folder
-
-    def _path(self, start: int) -> Path:
-        return self.folder / f"simulations-{start:09d}.safetensors"
-
-    def read(self, start: int) -> dict[str, np.ndarray] | None:
-        path = self._path(start)
-        remove_parts(path)
-        if not path.exists():
-            return None
-        arrays, about = load_arrays(path)
-        again = "Give another folder, or delete it to start again."
-        if about.get("run") != json.dumps(self.run):
-            raise Unusable(f"The simulations in {self.folder} are of another run (program, number or key). {again}")
-        certain, doubtful = self.prober.differences(Probe.restored(arrays, json.loads(about["probe"])))
-        if certain or doubtful:
-            differ = "; ".join(certain + doubtful)
-            raise Unusable(f"The simulations in {self.folder} were begun with another program: {differ}. {again}")
-        return {name.removeprefix("site."): x for name, x in arrays.items() if name.startswith("site.")}
-
-    def write(self, start: int, part: Mapping[str, np.ndarray]) -> None:
-        probe = self.prober(part)
-        arrays = {f"site.{name}": np.ascontiguousarray(x) for name, x in part.items()} | probe.arrays()
-        about = {"run": json.dumps(self.run), "probe": json.dumps(probe.about())}
-        write_atomically(self._path(start), pack_arrays(arrays, about))
 
 
 def _explain(simulators: Sequence[Simulator]) -> None:

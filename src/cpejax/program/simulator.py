@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -16,6 +17,9 @@ from jaxtyping import Array
 from numpyro.distributions import constraints
 
 Program = Callable[..., Any]
+Feed = Callable[["Simulator", Array, Sequence[Array]], tuple[Array, Array]]
+FEED: ContextVar[Feed | None] = ContextVar("feed", default=None)
+"""Where it is set, `feed(simulator, seeds, rows)` gives the data of simulators on the host: they are not called."""
 
 
 class Simulator(dist.Distribution):
@@ -104,7 +108,7 @@ class Simulator(dist.Distribution):
                 event = self.event_dims[i]
                 if event > arg.ndim or not _broadcasts(arg.shape[: arg.ndim - event], shape):
                     raise ValueError(
-                        f"{self._name}: argument {i} has shape {arg.shape} and event_dims {event}, "
+                        f"{self.label}: argument {i} has shape {arg.shape} and event_dims {event}, "
                         f"but the axes before its last {event} must fit the plates, which have shape {shape}."
                     )
             row = arg.shape[arg.ndim - event :]
@@ -128,6 +132,9 @@ class Simulator(dist.Distribution):
     def _call_host(self, keys: Array, rows: list[Array]) -> tuple[Array, Array]:
         """What the simulator returns, and what is left of it where JAX's float has too few digits."""
         seeds = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
+        feed = FEED.get()
+        if feed is not None:
+            return feed(self, seeds, rows)
         dtype, n = jnp.result_type(float), len(seeds)
         arguments = (seeds, *rows)
         row_ndims = [a.ndim - 1 for a in arguments]
@@ -145,11 +152,7 @@ class Simulator(dist.Distribution):
                 out = self._called_at_once(seeds, flat)
             else:
                 out = np.stack([self._called(s, row) for s, *row in zip(seeds, *flat, strict=True)])
-            out = out.reshape(lead + self.event_shape)
-            with np.errstate(over="ignore", invalid="ignore"):
-                high = out.astype(dtype)
-                low = np.where(np.isfinite(high), out - high, 0.0).astype(dtype)
-            return high, low
+            return split(out.reshape(lead + self.event_shape))
 
         result = jax.ShapeDtypeStruct((n, *self.event_shape), dtype)
         high, low = jax.pure_callback(call, (result, result), *arguments, vmap_method="broadcast_all")
@@ -169,7 +172,7 @@ class Simulator(dist.Distribution):
     def _called(self, seed: np.ndarray, row: Sequence[Any], rows: int | None = None) -> np.ndarray:
         def words() -> str:
             at = ", ".join(np.array2string(np.asarray(a), threshold=8) for a in row)
-            return f"{self._name}{'' if rows else f', called with ({at})'}"
+            return f"{self.label}{'' if rows else f', called with ({at})'}"
 
         Simulator.under_way = (time.monotonic(), words)
         try:
@@ -200,12 +203,12 @@ class Simulator(dist.Distribution):
         if np.shape(out) != expected:
             many = "" if rows is None else f" for {rows} rows at once (vectorized=True)"
             raise ValueError(
-                f"{self._name} returned shape {np.shape(out)}{many}, expected {expected}. Simulator(..., event_shape="
+                f"{self.label} returned shape {np.shape(out)}{many}, expected {expected}. Simulator(..., event_shape="
                 f"{self.event_shape}) says that one row of data has shape {self.event_shape}: fix one or the other."
             )
         if np.iscomplexobj(out):
             raise ValueError(
-                f"{self._name} returned complex values, expected real ones. Return what is observed, for example the "
+                f"{self.label} returned complex values, expected real ones. Return what is observed, for example the "
                 "real and the imaginary part as two values."
             )
         if not self.host:
@@ -215,7 +218,8 @@ class Simulator(dist.Distribution):
         return np.array(out, float)  # a copy: the simulator may use its array again
 
     @property
-    def _name(self) -> str:
+    def label(self) -> str:
+        """The site and the function, for messages."""
         name = f"simulator '{getattr(self.fn, '__name__', type(self.fn).__name__)}'"
         return f"Site '{self.site}': {name}" if self.site else f"The {name}"
 
@@ -224,6 +228,14 @@ class Simulator(dist.Distribution):
             "A cpe.Simulator has no density: it can only be sampled. Use cpe.fit, which needs none; "
             "to use MCMC, write the site with a NumPyro distribution instead."
         )
+
+
+def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values in float64 as JAX's float, and what is left of them where that has too few digits."""
+    dtype = jnp.result_type(float)
+    with np.errstate(over="ignore", invalid="ignore"):
+        high = x.astype(dtype)
+        return high, np.where(np.isfinite(high), x - high, 0.0).astype(dtype)
 
 
 def _array(arg: Any, i: int) -> Array:

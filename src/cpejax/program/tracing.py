@@ -92,8 +92,9 @@ class Run(Messenger):
         _check_site(msg)
         name, fn = msg["name"], drawable(msg["fn"])
         msg["fn"] = fn
-        if isinstance(fn, Simulator):
-            fn.site = name
+        base = unwrap(fn)
+        if isinstance(base, Simulator):
+            base.site = name
         if msg["kwargs"].get("sample_shape"):  # outside plates; inside, the plate has done the same
             msg["fn"] = fn.expand(msg["kwargs"]["sample_shape"] + fn.batch_shape)
             msg["kwargs"]["sample_shape"] = ()

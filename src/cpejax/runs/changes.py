@@ -20,6 +20,8 @@ def _difference(name: str, was: Any, now: Any) -> str:
         return f"--{name.replace('_', '-')} was {was}, is {now}"
     if name == "model":
         return f"{changed_in_model(was or {}, now)} has changed since"
+    if name == "parts":
+        return f"parts {was} of the simulations were there, {now} are"
     if name == "method":
         return f"the method was {was}, is {now}"
     return f"{name} {'is' if name == 'the fitted model' else 'are'} not the same as then"

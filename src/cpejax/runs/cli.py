@@ -33,6 +33,7 @@ from cpejax.runs.options import (
     MethodName,
     ModelPath,
     Out,
+    Part,
     Refine,
     Restart,
     Seed,
@@ -40,9 +41,12 @@ from cpejax.runs.options import (
     Steps,
     Timeout,
     Truth,
+    Workers,
 )
+from cpejax.runs.parts import parse_part
 from cpejax.runs.terminal import draw_graph, show_checks, show_summary, site_table
 from cpejax.runs.watchdog import Interrupted, how_to_resume
+from cpejax.runs.workers import check_workers
 
 __all__ = ["app"]
 
@@ -109,6 +113,7 @@ def infer(
     fit: Fitted = None,
     seed: Seed = None,
     timeout: Timeout = 600.0,
+    workers: Workers = None,
     restart: Restart = False,
     debug: Debug = False,
 ) -> None:
@@ -130,7 +135,7 @@ def infer(
 
     Example: `cpejax infer examples/hierarchical.py --given examples/hierarchical.json --out run/`
     """
-    with _running(model, out, restart, timeout, debug) as (run, stages):
+    with _running(model, out, restart, timeout, debug, workers) as (run, stages):
         values, true, files = read_observation(run, given, truth)  # before hours of simulation
         other = stages.other_fit(run, fit)
         begun = run.record["options"]  # simulations that were asked for, now or before, are what is trained on
@@ -162,8 +167,10 @@ def simulate(
     model: ModelPath,
     out: Out = Path("run"),
     simulations: Simulations = None,
+    part: Part = None,
     seed: Seed = None,
     timeout: Timeout = 600.0,
+    workers: Workers = None,
     restart: Restart = False,
     debug: Debug = False,
 ) -> None:
@@ -172,11 +179,23 @@ def simulate(
     Draws parameters and data from the program and writes `RUN/simulations.npz`, an array for each site. A simulation
     that was interrupted resumes.
 
+    With `--part 3/100` it simulates the third of 100 parts, into `RUN/parts/`, and any number of such commands may run
+    at a time, on as many machines: a Slurm array. `cpejax fit` takes the parts that are there, and `cpejax simulate`
+    without `--part` simulates those that are missing.
+
     Example: `cpejax simulate examples/sir.py --out run/ --simulations 5000`
     """
-    with _running(model, out, restart, timeout, debug) as (run, stages):
-        run.choose({"simulate": {"simulations": simulations, "seed": seed}})
-        stages.run_simulate(run)
+    options = {"simulations": simulations, "seed": seed}
+    if part is not None:
+        with _errors_in_a_paragraph(debug):
+            number, of = parse_part(part)
+        options["parts"] = of
+        with _running(model, out, restart, timeout, debug, workers, options) as (run, stages):
+            stages.run_part(run, number)
+        return
+    with _running(model, out, restart, timeout, debug, workers) as (run, stages):
+        run.choose({"simulate": options})
+        stages.run_simulate(run, all_parts=True)
         _next(run, "fit")
 
 
@@ -241,6 +260,7 @@ def check(
     fit: Fitted = None,
     seed: Seed = None,
     timeout: Timeout = 600.0,
+    workers: Workers = None,
     restart: Restart = False,
     debug: Debug = False,
 ) -> None:
@@ -252,7 +272,7 @@ def check(
 
     Example: `cpejax check examples/sir.py --given data.json --out run/`
     """
-    with _running(model, out, restart, timeout, debug) as (run, stages):
+    with _running(model, out, restart, timeout, debug, workers) as (run, stages):
         values, true, files = read_observation(run, given, truth)
         posterior, source = stages.fitted(run, fit)
         if "sample" not in run.record["stages"]:
@@ -265,16 +285,28 @@ def check(
 
 
 @contextmanager
-def _running(model: Path, out: Path, restart: bool, timeout: float, debug: bool) -> Iterator[tuple[RunFolder, Any]]:
-    """A run, alone in its folder, and the stages; errors in a paragraph, and an interruption said to be one."""
+def _running(
+    model: Path,
+    out: Path,
+    restart: bool,
+    timeout: float,
+    debug: bool,
+    workers: str | None = None,
+    part: Mapping[str, Any] | None = None,
+) -> Iterator[tuple[RunFolder, Any]]:
+    """A run, alone in its folder, and the stages; errors in a paragraph, and an interruption said to be one.
+
+    `part`: the options of simulating a part, which need not be alone.
+    """
     with _errors_in_a_paragraph(debug):
+        check_workers(workers)
         loaded = load_model(model)
         from cpejax.runs import stages  # slow to import, and a wrong model file is told at once
 
         command = ["cpejax", *sys.argv[1:]]
-        run = RunFolder(out, loaded, command=command, restart=restart, timeout=timeout)
+        run = RunFolder(out, loaded, command=command, restart=restart, timeout=timeout, workers=workers)
         try:
-            with run.locked():
+            with run.locked() if part is None else run.joined(part):
                 yield run, stages
         except (Interrupted, KeyboardInterrupt) as interruption:
             if debug:

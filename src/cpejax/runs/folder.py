@@ -20,7 +20,7 @@ from cpejax.program.graph import Graph
 from cpejax.runs.changes import MODEL_FILE, PROGRAM, differences
 from cpejax.runs.model_file import Failure, ModelFile, choose_method, describe_method
 from cpejax.runs.result_files import hash_file, versions
-from cpejax.util.files import is_part, write_atomically
+from cpejax.util.files import AT_WORK, is_part, remove_old, write_atomically
 
 FORMAT = 2
 STAGES = ("simulate", "fit", "sample", "check")
@@ -28,6 +28,8 @@ CHECK_SIMULATE = "simulate for checks"
 """A stage of its own before `check`, so that the same simulations serve several observations."""
 WORK = {"simulate": ".simulate", CHECK_SIMULATE: ".simulate-for-checks", "fit": ".checkpoint"}
 """The folder of a stage's unfinished work, for stages that can resume from it."""
+PARTS = "parts"
+"""The folder of parts of the simulations, which processes without the run's lock write."""
 DEFAULTS = {"simulations": 10_000, "draws": 4_000, "refine": "auto", "check_simulations": 1_000}
 """Options of the stages where they are neither given nor recorded; the others are None."""
 FILES = {"given": "the data", "truth": "the true parameters", "fit": "the fitted model"}
@@ -50,8 +52,10 @@ class RunFolder:
         command: Sequence[str] = (),
         restart: bool = False,
         timeout: float = 0.0,
+        workers: str | None = None,
     ):
         self.folder, self.model, self.restart, self.timeout = folder, model, restart, timeout
+        self.workers = workers
         self.command = shlex.join(command)
         self.console = Console(stderr=True, highlight=False)
         self.graph: Graph = model.graph()
@@ -74,13 +78,7 @@ class RunFolder:
                 self._write_record()
                 yield
         except OSError as error:
-            if error.errno is None and error.strerror is None:
-                raise
-            where = error.filename or self.folder
-            raise Failure(
-                f"{where} cannot be written or read: {error.strerror or error}. What was finished in {self.folder} is "
-                "kept: fix this, and the same command resumes."
-            ) from error
+            raise self._of_disk(error) from error
 
     def _lock(self) -> AbstractContextManager[Any]:
         # A soft lock, where the disk has no other, would outlive a process that is killed.
@@ -126,7 +124,8 @@ class RunFolder:
     def _tidy(self) -> None:
         """Remove what a process that was killed has left: parts of files, and the work of stages that are finished."""
         for path in [p for p in self.folder.rglob("*.part") if is_part(p)]:
-            path.unlink(missing_ok=True)
+            others = path.is_relative_to(self.folder / PARTS)  # may be at work
+            remove_old(path, older_than=AT_WORK if others else 0.0)
         for stage in WORK:
             if stage not in self.record["begun"]:
                 shutil.rmtree(self.work(stage), ignore_errors=True)
@@ -145,6 +144,7 @@ class RunFolder:
         has done some of its work, are an error, and nothing is recorded.
         """
         options = {stage: dict(chosen) for stage, chosen in self.record["options"].items()}
+        self._refuse_other_parts(given.get("simulate", {}))
         for stage, values in given.items():
             now = options.setdefault(stage, {})
             for name, value in values.items():
@@ -157,6 +157,50 @@ class RunFolder:
             self._refuse_changes(stage, now)
         self.record["options"] = options
         self._write_record()
+
+    def _refuse_other_parts(self, given: Mapping[str, Any]) -> None:
+        """An error if there are parts of simulations that were begun otherwise."""
+        begun = self.record["options"].get("simulate", {})
+        differ = [name for name, value in given.items() if value is not None and begun.get(name) != value]
+        if not differ or not begun.get("parts"):
+            if given.get("parts") and "simulate" in {**self.record["stages"], **self.record["begun"]}:
+                raise Failure(f"{self.folder} has simulations that are not in parts. Give another --out.")
+            return
+        if any((self.folder / PARTS).glob("*.safetensors")) and not self.restart:
+            name = differ[0]
+            raise Failure(
+                f"{self.folder} has parts of simulations that were begun otherwise: {name} was {begun.get(name)}, is "
+                f"{given[name]}. Give the same, another --out, or --restart to drop them."
+            )
+        shutil.rmtree(self.folder / PARTS, ignore_errors=True)
+
+    @contextmanager
+    def joined(self, given: Mapping[str, Any]) -> Iterator[None]:
+        """Many processes simulate a part each: the first ones record the options, and nobody holds the lock."""
+        try:
+            self._check_folder()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.record = self._read_record()
+            begun = self.record["options"].get("simulate", {})
+            same = all(value is None or begun.get(name) == value for name, value in given.items())
+            if not (begun.get("parts") and same):
+                with FileLock(self.folder / ".lock", timeout=60, fallback_to_soft=False):
+                    self.record = self._read_record()
+                    self.choose({"simulate": given})
+            yield
+        except Timeout:
+            raise Failure(f"Another cpejax is at work in {self.folder}. Wait for it, or give another --out.") from None
+        except OSError as error:
+            raise self._of_disk(error) from error
+
+    def _of_disk(self, error: OSError) -> Exception:
+        if error.errno is None and error.strerror is None:
+            return error
+        where = error.filename or self.folder
+        return Failure(
+            f"{where} cannot be written or read: {error.strerror or error}. What was finished in {self.folder} is "
+            "kept: fix this, and the same command resumes."
+        )
 
     def _refuse_changes(self, stage: str, options: Mapping[str, Any]) -> None:
         """An error if a stage, as far as its options tell, would not be made as it was."""

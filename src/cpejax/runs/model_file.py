@@ -18,8 +18,12 @@ import jax
 from cpejax.flows.base import Method
 from cpejax.inference.registry import METHODS
 from cpejax.inference.saving import method_options
+from cpejax.program.dispatch import WorkersLost
+from cpejax.program.distributions import unwrap
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model
+from cpejax.program.simulator import Simulator
+from cpejax.program.tracing import read
 from cpejax.util.files import Unusable
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -46,6 +50,11 @@ class ModelFile(NamedTuple):
         with blaming(self.path), _noting(self.opened):
             return self.model.graph
 
+    def on_host(self) -> bool:
+        """Whether a simulator runs on the host."""
+        found = (unwrap(site.fn) for site in read(self.model.bound).values())
+        return any(isinstance(fn, Simulator) and fn.host for fn in found)
+
     def files(self) -> dict[str, Path]:
         """What the program is made of besides the model file, by name: data files that were read while the file was
         loaded and its graph traced, and the modules it has imported from its own folder.
@@ -58,7 +67,7 @@ class ModelFile(NamedTuple):
         own = {Path(file).resolve() for file in modules if isinstance(file, str) and file.endswith(".py")}
         own = {file for file in own if file.is_relative_to(folder) and not file.is_relative_to(PACKAGE)}
         data = {file.resolve() for file in self.opened if file.suffix not in (".py", ".pyc", ".so", ".pyd")}
-        found = sorted(file for file in own | data if file.is_file() and _belongs(file, folder))
+        found = sorted(file for file in own | data if file.is_file() and belongs(file, folder))
         found = [file for file in found if file != self.path.resolve()]
         return {str(file.relative_to(folder) if file.is_relative_to(folder) else file): file for file in found}
 
@@ -175,7 +184,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
         _noted.add(Path(os.fsdecode(name)).absolute())
 
 
-def _belongs(file: Path, folder: Path) -> bool:
+def belongs(file: Path, folder: Path) -> bool:
     """Whether a file is the user's own: not one of Python, of a package, of the system, or of a cache."""
     cache = getattr(jax.config, "jax_compilation_cache_dir", None)
     places = [sys.prefix, sys.base_prefix, cache, "/proc", "/sys", "/dev", "/etc", "/usr"]
@@ -194,7 +203,7 @@ def blaming(path: Path) -> Iterator[None]:
     """Say that an error is the model's."""
     try:
         yield
-    except (Failure, OSError, Unusable):
+    except (Failure, OSError, Unusable, WorkersLost):
         raise
     except Exception as error:
         raise Failure(f"{path}: {summary(error, path)}") from error

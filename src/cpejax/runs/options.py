@@ -85,6 +85,20 @@ Timeout = Annotated[
     float,
     typer.Option(min=0, metavar="SECONDS", help="What one call of a simulator on the host may take; 0: no limit."),
 ]
+Workers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHO",
+        help="Who calls simulators on the host: a number of processes on this machine, `slurm`, or `slurm:20` for 20 "
+        "jobs, as dask's configuration describes them. Left out: this process.",
+    ),
+]
+Part = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/N", help="Simulate one of N parts, from 1: a job of an array. `fit` takes those that are there."
+    ),
+]
 Restart = Annotated[
     bool,
     typer.Option(

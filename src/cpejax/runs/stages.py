@@ -21,15 +21,13 @@ from cpejax.inference.fit import fit
 from cpejax.inference.loading import load
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.settings import Training
-from cpejax.program.distributions import unwrap
 from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations
-from cpejax.program.simulator import Simulator
-from cpejax.program.tracing import read
 from cpejax.runs.changes import changed_in_model
 from cpejax.runs.folder import CHECK_SIMULATE, STAGES, RunFolder
 from cpejax.runs.model_file import Failure, ModelFile, blaming, choose_method, describe_method, summary
 from cpejax.runs.observation import Given, Source
+from cpejax.runs.parts import PartFiles, take_parts
 from cpejax.runs.report import report
 from cpejax.runs.result_files import (
     hash_file,
@@ -41,6 +39,7 @@ from cpejax.runs.result_files import (
 )
 from cpejax.runs.summary import summarise
 from cpejax.runs.watchdog import Interrupted, run_watched
+from cpejax.runs.workers import hired
 from cpejax.util.files import Unusable, write_atomically
 
 Result = TypeVar("Result")
@@ -51,9 +50,18 @@ REPEATED = (
 """The options of the command that repeats a run, in their order."""
 
 
-def run_simulate(run: RunFolder) -> Simulations:
-    """Draw the training simulations: `simulations.npz`."""
+def run_part(run: RunFolder, number: int) -> None:
+    """Simulate one part of the training simulations."""
+    with hired(run.workers, run.model) as workers:
+        PartFiles(run, _key(run.options("simulate")["seed"], 0)).simulate(number, workers)
+
+
+def run_simulate(run: RunFolder, all_parts: bool = False) -> Simulations:
+    """Draw the training simulations: `simulations.npz`. Of those that are in parts, take the parts that are there."""
     n, seed = run.options("simulate")["simulations"], run.options("simulate")["seed"]
+    if run.options("simulate").get("parts"):
+        with hired(run.workers if all_parts else None, run.model) as workers:
+            return take_parts(run, _key(seed, 0), all_parts, workers)
     inputs = {"model": run.model_hashes, "simulations": n, "seed": seed}
     path = run.folder / "simulations.npz"
     if run.finished("simulate", inputs):
@@ -71,20 +79,18 @@ def _simulate(run: RunFolder, stage: str, inputs: Mapping[str, Any], n: int, key
 
     def draw() -> Simulations:
         shown = (
-            nullcontext() if _on_host(run.model) else run.working(f"simulating {n:,} times")
+            nullcontext() if run.model.on_host() else run.working(f"simulating {n:,} times")
         )  # the host has a progress bar
-        with blaming(run.model.path), run_watched(run), shown:
-            return simulate(run.model.model, n, key=key, checkpoint=run.work(stage))
+        if run.workers is None:
+            with blaming(run.model.path), run_watched(run), shown:
+                return simulate(run.model.model, n, key=key, checkpoint=run.work(stage))
+        with hired(run.workers, run.model) as workers, blaming(run.model.path):
+            limits = {"workers": workers, "timeout": run.timeout or None}
+            return simulate(run.model.model, n, key=key, checkpoint=run.work(stage), **limits)
 
     rows = _resume(run, stage, draw)
     write_arrays(path, rows)
     return rows
-
-
-def _on_host(model: ModelFile) -> bool:
-    """Whether a simulator runs on the host."""
-    found = (unwrap(site.fn) for site in read(model.model.bound).values())
-    return any(isinstance(fn, Simulator) and fn.host for fn in found)
 
 
 def _resume(run: RunFolder, stage: str, act: Callable[[], Result]) -> Result:
@@ -110,7 +116,9 @@ def run_fit(run: RunFolder) -> Posterior:
     """Train a posterior on the run's simulations: `model/`."""
     options = run.options("fit")
     chosen = choose_method(run.model, options["method"])
-    fresh = bool(options.get("fresh")) and not _on_host(run.model)
+    fresh = bool(options.get("fresh")) and not run.model.on_host()
+    if run.options("simulate").get("parts"):
+        run_simulate(run)
     simulated = run.verified("simulate")
     if simulated is None:
         raise Failure(

@@ -7,8 +7,9 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -41,10 +42,21 @@ def write_atomically(path: Path, content: bytes) -> None:
         part.write_bytes(content)
 
 
-def remove_parts(path: Path) -> None:
-    """Remove what a process that was killed while it wrote `path` has left behind."""
+AT_WORK = 3600.0
+"""Seconds after which a process that has not finished a file is taken to be gone, where several may write it."""
+
+
+def remove_parts(path: Path, older_than: float = 0.0) -> None:
+    """Remove what a process that was killed while it wrote `path`, some seconds ago, has left behind."""
     for part in path.parent.glob(f".{path.name}.*.part"):
-        part.unlink(missing_ok=True)
+        remove_old(part, older_than)
+
+
+def remove_old(part: Path, older_than: float) -> None:
+    """Remove a file that nobody has written to for some seconds."""
+    with suppress(FileNotFoundError):
+        if time.time() - part.stat().st_mtime >= older_than:
+            part.unlink()
 
 
 def is_part(path: Path) -> bool:
