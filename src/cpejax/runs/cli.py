@@ -343,7 +343,7 @@ def tasks() -> None:
     """List the benchmark tasks: models whose posteriors are known.
 
     Each is a NumPyro program with five observations and draws from its posterior: in Python `cpe.tasks.get(NAME)` and
-    `cpe.reference(NAME, seed)`.
+    `cpe.reference(NAME, seed)`. Those of sbi's benchmark have ten observations, which `cpejax data sbibm` downloads.
     """
     from cpejax import tasks as package  # other commands need none of them
 
@@ -351,11 +351,30 @@ def tasks() -> None:
     for column in ("task", "parameters", "data", "plates"):
         table.add_column(column, no_wrap=True, justify="right" if column in ("parameters", "data") else "left")
     table.add_column("source")
-    for task in map(package.get, package.names()):
-        plates = task.graph.plates
-        where = listing(tuple(f"{name}[{size}]" for name, size in plates.items()))
+    for task in map(package.get, [*package.names(), *package.sbibm.names()]):
+        where = listing(tuple(f"{name}[{size}]" for name, size in task.plates.items()))
         table.add_row(*map(Text, (task.name, str(task.theta_dim), str(task.x_dim), where, task.source)))
     Console().print(table)
+
+
+@app.command()
+def data(
+    name: Annotated[Literal["sbibm"], typer.Argument(help="Of which benchmark.", metavar="NAME")],
+    wheel: Annotated[
+        Path | None, typer.Option(help="The wheel of `sbibm` 1.1.0, if it is there already.", metavar="FILE")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Download the observations and reference draws of a benchmark.
+
+    `cpejax data sbibm` downloads the wheel `sbibm` 1.1.0 (19 MB) with pip and unpacks its tables of numbers into the
+    user's cache, or `$CPEJAX_CACHE`. Nothing is installed and none of its code is run.
+    """
+    with _errors_in_a_paragraph(debug):
+        from cpejax import tasks as package
+
+        folder = {"sbibm": package.sbibm.download}[name](wheel)
+        Console().print(Text(f"Wrote {folder}"), soft_wrap=True)
 
 
 # ---- errors
