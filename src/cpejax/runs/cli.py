@@ -338,4 +338,4 @@ def graph(
 
 app.command()(tasks)
 app.command()(data)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+app.command()(bench)

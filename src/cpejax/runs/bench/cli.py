@@ -46,6 +46,9 @@ C2ST = Annotated[
     typer.Option(help="`fast`, `mlp` (the published definition: slow), or both.  [default: fast]", metavar="NAMES"),
 ]
 Jobs = Annotated[int, typer.Option(help="Cores of this machine, or jobs on the cluster at a time.", min=1)]
+More = Annotated[
+    list[str] | None, typer.Argument(help="Further options of Snakemake, after `--`.", metavar="[-- OPTIONS]")
+]
 Slurm = Annotated[bool, typer.Option("--slurm", help="Run on a cluster, by Slurm.")]
 
 
@@ -87,7 +90,7 @@ def data(
 
 
 def bench(
-    context: typer.Context,
+    more: More = None,
     tasks: Tasks = None,
     methods: Methods = None,
     budgets: Budgets = None,
@@ -107,7 +110,7 @@ def bench(
     A workflow of Snakemake (`pip install 'cpejax[bench]'`): references, simulations, fits, draws, metrics. Writes into
     the folder OUT `results.csv`, a row for each task, method, budget, seed, observation and solver; `figures/`;
     `index.html`, the page; `config.json`, the options. Interrupted or killed, the same command resumes, as does
-    `cpejax bench --out OUT`. Further options, after `--`, go to Snakemake.
+    `cpejax bench --out OUT`.
 
     Example: `cpejax bench --tasks two_moons,slcp --methods CPE,FMPE --budgets 1000 --seeds 0,1`
     """
@@ -119,5 +122,5 @@ def bench(
         given |= {"draws": draws, "observations": observations, "training": training}
         options = chosen_config(given, config, out)
         options.check()
-        page = run_workflow(options, out, jobs=jobs, slurm=slurm, more=context.args)
+        page = run_workflow(options, out, jobs=jobs, slurm=slurm, more=more or [])
         Console().print(Text(f"Wrote {out / 'results.csv'}. Open {page.resolve().as_uri()}"), soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,17 +46,19 @@ class Config:
     - `c2st`: which definitions of C2ST are computed, `"fast"` or `"mlp"`, the published one.
     - `training`: options of `cpe.Training` for all methods, for short trials.
     - `threads`: of a job.
+    - `separate`: fit, draw and score in a job each, as a cluster may want it, and not all three in one.
     """
 
-    tasks: tuple[str, ...]
-    methods: tuple[str, ...]
-    budgets: tuple[int, ...] = (10_000,)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    tasks: Sequence[str]
+    methods: Sequence[str]
+    budgets: Sequence[int] = (10_000,)
+    seeds: Sequence[int] = (0, 1, 2, 3, 4)
     draws: int = 10_000
     observations: int = 10
-    c2st: tuple[str, ...] = ("fast",)
+    c2st: Sequence[str] = ("fast",)
     training: dict[str, Any] = field(default_factory=dict)
     threads: int = 2
+    separate: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tasks", "methods", "budgets", "seeds", "c2st"):
@@ -123,8 +125,24 @@ class Config:
                 task.observation(number)
 
     def write(self, folder: Path) -> None:
-        """Keep it in the folder of the results; an unchanged file stays as old as it is."""
-        workflow = {"python": sys.executable, "threads": self.threads, "runs": [run.path for run in self.runs()]}
+        """Keep it in the folder of the results; an unchanged file stays as old as it is.
+
+        Results of other options are never mixed with those that are there; more tasks, methods, budgets and seeds are.
+        """
+        if (folder / FILE).is_file() and any((folder / "metrics").rglob("*.csv")):
+            before = asdict(read_config(folder / FILE))
+            for name in ("draws", "observations", "c2st", "training"):
+                if before[name] != asdict(self)[name]:
+                    raise Failure(
+                        f"The results in {folder} are with {name} {before[name]!r}, and {getattr(self, name)!r} is "
+                        "asked for: leave it out, or name another folder with --out."
+                    )
+        workflow = {
+            "python": sys.executable,
+            "threads": self.threads,
+            "separate": self.separate,
+            "runs": [run.path for run in self.runs()],
+        }
         for name, value in ((FILE, asdict(self)), (WORKFLOW, workflow)):
             content, path = (json.dumps(value, indent=1) + "\n").encode(), folder / name
             if not path.is_file() or path.read_bytes() != content:

@@ -6,6 +6,7 @@ A job reads and writes files in the folder of the results, where it is started.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ import pandas as pd
 from cpejax import metrics
 from cpejax.inference.fit import fit
 from cpejax.inference.loading import load
+from cpejax.inference.posterior import Posterior
 from cpejax.inference.settings import Training
 from cpejax.program.simulate import simulate
 from cpejax.runs.bench.config import FILE, Config, Run, read_config
@@ -67,7 +69,7 @@ def run_simulations(config: Config, run: Run) -> None:
     write_arrays(path / f"{run.budget}-{run.seed}.npz", {site: np.asarray(x) for site, x in found.items()})
 
 
-def run_fit(config: Config, run: Run) -> None:
+def run_fit(config: Config, run: Run) -> Posterior:
     """A method fitted to simulations, saved; killed, it resumes from its checkpoint."""
     task, entry = config.task(run.task), config.entry(run.method)
     simulations = read_simulations(Path("simulations") / run.task / f"{run.budget}-{run.seed}.npz", task.graph)
@@ -95,12 +97,14 @@ def run_fit(config: Config, run: Run) -> None:
         "versions": versions(),
     }
     write_json(folder / "fit.json", about)
+    shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    return posterior
 
 
-def run_draws(config: Config, run: Run) -> None:
+def run_draws(config: Config, run: Run, posterior: Posterior | None = None) -> None:
     """Draws for every observation, in every way that the method has."""
     task, entry = config.task(run.task), config.entry(run.method)
-    posterior = load(Path("fits") / run.path / "posterior", task)
+    posterior = posterior or load(Path("fits") / run.path / "posterior", task)
     arrays: dict[str, np.ndarray] = {}
     about: dict[str, Any] = {}
     for solver, options in entry.draws.items():
@@ -163,6 +167,14 @@ def run_metrics(config: Config, run: Run) -> None:
     write_atomically(path.with_suffix(".csv"), pd.DataFrame(rows).to_csv(index=False).encode())
 
 
+def run_all(config: Config, run: Run) -> None:
+    """Fit, draw and score in one process; a fit that is there is not repeated."""
+    done = (Path("fits") / run.path / "fit.json").is_file()
+    run_draws(config, run, None if done else run_fit(config, run))
+    run_metrics(config, run)
+    (Path("draws") / f"{run.path}.npz").unlink()
+
+
 def run_table(config: Config) -> None:
     """All rows in one table."""
     from cpejax.runs.bench.table import write_table
@@ -184,12 +196,13 @@ def run_page(config: Config) -> None:
     write_page(config, Path())
 
 
-RULES: Mapping[str, Callable[..., None]] = {
+RULES: Mapping[str, Callable[..., Any]] = {
     "reference": run_reference,
     "simulations": run_simulations,
     "fit": run_fit,
     "draws": run_draws,
     "metrics": run_metrics,
+    "all": run_all,
     "table": run_table,
     "figures": run_figures,
     "page": run_page,
