@@ -177,7 +177,7 @@ def test_published_figures(tmp_path):
     ours = pd.DataFrame(
         {
             "task": "sbibm/sir",
-            "method": ["A", "B"],
+            "method": ["CPE", "B"],
             "solver": "s",
             "budget": 10_000,
             "c2st_fast": [0.7, 0.6],
@@ -186,7 +186,8 @@ def test_published_figures(tmp_path):
     )
     ours.to_csv(tmp_path / "results.csv", index=False)
     row = table.beside_published(table.read_table(tmp_path / "results.csv")).iloc[0]
-    assert (row["best"], row["c2st"]) == ("B", 0.65)
+    assert (row["variant"], row["best"]) == ("B", 0.65)
+    assert row["CPE"] == 0.7
     assert "0.680 NPE [A]" in row["published"]
 
 

@@ -11,13 +11,13 @@ import pandas as pd
 
 from cpejax.runs.bench.config import Config
 from cpejax.runs.bench.figures import all_figures
-from cpejax.runs.bench.table import RESULTS, beside_published, means, published, read_table
+from cpejax.runs.bench.table import RESULTS, beside_published, by_task, means, published, read_table
 from cpejax.runs.page_figures import PageFigures
 from cpejax.util.files import write_atomically
 
 DIGITS = {"acceptance": 3, "ess": 0, "weights": 0, "epochs": 0, "budget": 0, "rows": 0}
 DIGITS |= {f"seconds_{what}": 1 for what in ("simulate", "fit", "draw")}
-TEXT = ("task", "variant", "published", "best", "method", "solver", "note")
+TEXT = ("task", "variant", "published", "method", "solver", "note")
 
 
 def write_page(config: Config, folder: Path) -> None:
@@ -28,10 +28,7 @@ def write_page(config: Config, folder: Path) -> None:
     by_method = means(table)
     grids = []
     for budget in sorted(set(by_method["budget"])):
-        rows = by_method[by_method["budget"] == budget]
-        wide = rows.pivot_table(index="task", columns="variant", values="c2st", sort=False)
-        wide.loc["mean of all tasks"] = wide.mean()
-        grids.append((f"{budget:,} simulations", cells(wide.reset_index())))
+        grids.append((f"{budget:,} simulations", cells(by_task(table, budget).reset_index())))
     missing = table[table["c2st"].isna()]
     shown = beside_published(table)
     page = _template().render(
