@@ -6,6 +6,7 @@ A job reads and writes files in the folder of the results, where it is started.
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import sys
 import time
@@ -42,6 +43,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """What a JSON file holds."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has had."""
+    unit = 1e6 if sys.platform == "darwin" else 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def run_reference(config: Config, name: str) -> None:
@@ -94,6 +101,7 @@ def run_fit(config: Config, run: Run) -> Posterior:
         "stopped": history.stopped,
         "emulated": posterior.emulator is not None,
         "seconds_fit": seconds,
+        "megabytes": peak_megabytes(),
         "versions": versions(),
     }
     write_json(folder / "fit.json", about)
@@ -158,7 +166,7 @@ def run_metrics(config: Config, run: Run) -> None:
                 row |= {"c2st_null": nulls[number], "hmin": score.value, "hmin_null": score.null}
                 shown.setdefault(solver, found[:SHOWN])
             row |= about
-            row |= {name: fitted[name] for name in ("weights", "epochs", "seconds_fit")}
+            row |= {name: fitted[name] for name in ("weights", "epochs", "seconds_fit", "megabytes")}
             row |= {"seconds_simulate": simulated["seconds"]}
             row |= {f"version_{name}": value for name, value in fitted["versions"].items()}
             rows.append(row)

@@ -15,7 +15,7 @@ from cpejax.runs.bench.table import RESULTS, beside_published, by_task, means, p
 from cpejax.runs.page_figures import PageFigures
 from cpejax.util.files import write_atomically
 
-DIGITS = {"acceptance": 3, "ess": 0, "weights": 0, "epochs": 0, "budget": 0, "rows": 0}
+DIGITS = {"acceptance": 3, "ess": 0, "weights": 0, "epochs": 0, "budget": 0, "rows": 0, "megabytes": 0}
 DIGITS |= {f"seconds_{what}": 1 for what in ("simulate", "fit", "draw")}
 TEXT = ("task", "variant", "published", "method", "solver", "note")
 

@@ -57,7 +57,7 @@ def missing(config: Config, table: pd.DataFrame) -> list[dict[str, Any]]:
 def means(table: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds and observations for each task, variant and budget, with the number of rows."""
     numbers = ["c2st", "c2st_null", "hmin", "hmin_null", "acceptance", "ess", "weights", "epochs"]
-    numbers += ["seconds_simulate", "seconds_fit", "seconds_draw"]
+    numbers += ["seconds_simulate", "seconds_fit", "seconds_draw", "megabytes"]
     grouped = table.dropna(subset=["c2st"]).groupby(["task", "budget", "variant"], sort=False)
     found = grouped[[name for name in numbers if name in table]].mean()
     found.insert(0, "rows", grouped.size())
