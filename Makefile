@@ -6,7 +6,7 @@ PEERS_PYTHON := .venv-peers/bin/python
 PEERS_INSTALLED := .venv-peers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-slurm lint format peers speed clean
+.PHONY: help setup demo test test-slow test-slurm lint format peers speed bench bench-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -47,8 +47,22 @@ peers: $(PEERS_INSTALLED)  ## create .venv-peers, with what the benchmarks compa
 speed: $(INSTALLED) $(PEERS_INSTALLED)  ## measure the speed beside a peer (idle machine, minutes)
 	$(PYTHON) benchmarks/speed.py
 
+# The extra of the workflow, once.
+BENCH := $(PYTHON) -c 'import snakemake' 2>/dev/null || $(PYTHON) -m pip install --quiet --compile --disable-pip-version-check -e '.[bench]'
+
+bench: $(INSTALLED)  ## all tasks and methods, 10,000 simulations, into bench/ (many hours; resumes)
+	@$(BENCH)
+	.venv/bin/cpejax data sbibm
+	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --out bench
+
+bench-smoke: $(INSTALLED)  ## the benchmark's whole workflow on two tasks, with little of everything (minutes)
+	@$(BENCH)
+	rm -rf bench-smoke
+	.venv/bin/cpejax bench --tasks gaussian_mixture_1,two_moons --methods CPE-no-emulation,TriangularCPE-reverse \
+	  --budgets 300 --seeds 0 --draws 200 --epochs 2 --out bench-smoke
+
 clean:  ## remove .venv and everything generated
-	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site demo
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site demo bench-smoke
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An install is bound to the folder it was made in (scripts and the editable package hold its path), so the stamp holds

@@ -16,7 +16,7 @@ from arviz_stats.base.array import array_stats
 from scipy.stats import ks_2samp, kstest
 
 from cpejax import metrics, tasks
-from cpejax.tasks import Task, _reference, gaussian_mixture_2
+from cpejax.tasks import Task, _cache, _reference, gaussian_mixture_2
 from cpejax.tasks._exact import grid_draws, rejection
 from cpejax.tasks._reference import _log_densities, reference
 
@@ -265,9 +265,9 @@ def test_a_sampler_without_source_is_not_cached(tmp_path):
 def test_cache_directory(monkeypatch, tmp_path):
     monkeypatch.delenv("CPEJAX_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _reference._directory() == tmp_path / "cpejax"
+    assert _cache.cache_directory() == tmp_path / "cpejax"
     monkeypatch.setenv("CPEJAX_CACHE", str(tmp_path / "mine"))
-    assert _reference._directory() == tmp_path / "mine"
+    assert _cache.cache_directory() == tmp_path / "mine"
 
 
 # ----------------------------------------------------------------------------------------------------------- agreement

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import io
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from cpejax.program.graph import listing
 from cpejax.program.inverse import invert
+from cpejax.runs.bench.cli import bench, data, tasks
+from cpejax.runs.errors import errors_in_a_paragraph
 from cpejax.runs.folder import RunFolder
-from cpejax.runs.model_file import Failure, blaming, load_model, summary
+from cpejax.runs.model_file import Failure, blaming, load_model
 from cpejax.runs.observation import read_given, read_observation
 from cpejax.runs.options import (
     CheckSimulations,
@@ -298,7 +296,7 @@ def _running(
 
     `part`: the options of simulating a part, which need not be alone.
     """
-    with _errors_in_a_paragraph(debug):
+    with errors_in_a_paragraph(debug):
         check_workers(workers)
         loaded = load_model(model)
         from cpejax.runs import stages  # slow to import, and a wrong model file is told at once
@@ -355,7 +353,7 @@ def graph(
     if out.suffix.lower() not in SUFFIXES:
         ending = f"ends in '{out.suffix}'" if out.suffix else "has no suffix"
         raise typer.BadParameter(f"{out} {ending}; a figure is .svg or .png.", param_hint="--out")
-    with _errors_in_a_paragraph(debug):
+    with errors_in_a_paragraph(debug):
         prior = load_model(model).graph()
         with blaming(model):
             posterior = invert(prior, how=how, order=order)
@@ -370,49 +368,6 @@ def graph(
         console.print(Text(f"Wrote {out}"), soft_wrap=True)
 
 
-@app.command()
-def tasks() -> None:
-    """List the benchmark tasks: models whose posteriors are known.
-
-    Each is a NumPyro program with five observations and draws from its posterior: in Python `cpe.tasks.get(NAME)` and
-    `cpe.reference(NAME, seed)`.
-    """
-    from cpejax import tasks as package  # other commands need none of them
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("task", "parameters", "data", "plates"):
-        table.add_column(column, no_wrap=True, justify="right" if column in ("parameters", "data") else "left")
-    table.add_column("source")
-    for task in map(package.get, package.names()):
-        plates = task.graph.plates
-        where = listing(tuple(f"{name}[{size}]" for name, size in plates.items()))
-        table.add_row(*map(Text, (task.name, str(task.theta_dim), str(task.x_dim), where, task.source)))
-    Console().print(table)
-
-
-# ---- errors
-
-
-@contextmanager
-def _errors_in_a_paragraph(debug: bool) -> Iterator[None]:
-    callbacks = logging.getLogger("jax._src.callback")  # JAX logs the traceback of what a simulator on the host raises
-    level = callbacks.level
-    if not debug:
-        callbacks.setLevel(logging.CRITICAL)
-    try:
-        yield
-    except Failure as failure:
-        if debug:
-            raise
-        _fail(str(failure))
-    except Exception as error:
-        if debug or isinstance(error, typer.Exit | typer.BadParameter | typer.Abort):
-            raise
-        _fail(f"{summary(error)} (Run it again with --debug to see where this happened.)")
-    finally:
-        callbacks.setLevel(level)
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True).print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)
-    raise typer.Exit(1)
+app.command()(tasks)
+app.command()(data)
+app.command()(bench)

@@ -79,7 +79,7 @@ def load_model(path: Path) -> ModelFile:
         raise Failure(f"{path} {what}. MODEL.py must be a Python file that defines `program`.")
     opened: set[Path] = set()
     with _noting(opened):
-        module = _run_file(path)
+        module = run_file(path)
     program = getattr(module, "program", None)
     if not callable(program):
         found = "defines no `program`" if program is None else f"has a `program` that is a {type(program).__name__}"
@@ -116,7 +116,7 @@ def _check_dict(path: Path, name: str, value: Any, what: str) -> None:
         raise Failure(f"{path}: `{name}` is a {type(value).__name__}, expected a dict of {what}.")
 
 
-def _run_file(path: Path) -> ModuleType:
+def run_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise Failure(f"{path} is not a Python file: its name must end in .py.")

@@ -1,6 +1,7 @@
-"""Nine benchmark tasks (paper, appendix B): NumPyro programs with a tractable likelihood and known posteriors.
+"""Benchmark tasks: NumPyro programs with known posteriors, nine of the paper (appendix B) and those of others.
 
-A task is one module of this package with a `TASK`; the modules are found by themselves.
+A task is one module of this package, or of a package in it, with a `TASK`; the modules are found by themselves.
+Those of `tasks.sbibm` are named as in `get("sbibm/two_moons")`.
 
 >>> from cpejax import tasks
 >>> task = tasks.get("two_moons")
@@ -11,24 +12,34 @@ A task is one module of this package with a `TASK`; the modules are found by the
 import pkgutil
 from importlib import import_module
 
+from cpejax.tasks import sbibm
 from cpejax.tasks._task import SEEDS, Task
 
-__all__ = ["SEEDS", "Task", "get", "names"]
+__all__ = ["SEEDS", "Task", "get", "names", "sbibm"]
 
 
 def names() -> list[str]:
-    """Names of the tasks, in alphabetical order.
+    """Names of the paper's nine tasks, in alphabetical order; `sbibm.names()` are others.
 
     >>> from cpejax import tasks
     >>> "slcp" in tasks.names()
     True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    modules = [module for module in pkgutil.iter_modules(__path__) if not module.ispkg]
+    return sorted(module.name for module in modules if not module.name.startswith("_"))
 
 
 def get(name: str) -> Task:
-    """The task of that name."""
+    """The task of that name.
+
+    >>> from cpejax import tasks
+    >>> tasks.get("sbibm/sir").parameters
+    ('beta', 'gamma')
+    """
+    if name in sbibm.names():
+        return sbibm.get(name)
     if name not in names():
-        raise ValueError(f"no task {name!r}: the tasks are {', '.join(names())}; see docs/tasks.md to add one")
+        known = ", ".join([*names(), *sbibm.names()])
+        raise ValueError(f"no task {name!r}: the tasks are {known}; see docs/tasks.md to add one")
     task: Task = import_module(f"{__name__}.{name}").TASK
     return task

@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,11 +20,11 @@ from arviz_stats.base.array import array_stats
 from blackjax.mcmc.slice import direction_proposal, stepping_out
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
-from platformdirs import user_cache_path
 
 from cpejax import tasks
 from cpejax.program.model import Model
 from cpejax.tasks import Task, _exact
+from cpejax.tasks._cache import cache_directory
 from cpejax.util.files import atomically
 
 __all__ = ["reference"]
@@ -56,7 +55,8 @@ def reference(
         the paper's: hit-and-run slice sampling, 10 chains of 10,000 draws, the first 5,000 dropped, every second
         kept, all chains in one compiled call. Chains rarely jump between separated modes: look at R-hat. Or
         `"rejection"`: prior draws kept with probability `p(x | theta) / max p(x | theta)`, independent and from
-        the program alone, for few parameters and a bounded likelihood; it gives up after 1e9 prior draws.
+        the program alone, for few parameters and a bounded likelihood; it gives up after 1e9 prior draws. By default
+        the draws that were published with the task, where there are any (`tasks.sbibm`): one chain of 10,000.
     - `cache`: whether to read and write the cache: files in `$CPEJAX_CACHE`, or the user's cache directory, named by
         a hash of the model, the observation and the sampler.
 
@@ -75,6 +75,8 @@ def reference(
         task = Task(name="model", program=task.bound, observed=task.graph.data, source="given")
         cache = False
     data = _observation(task, seed, given)
+    if sampler is None and seed is not None and (published := task.published(seed)) is not None:
+        return _tree(task, data, "published", {name: value[None] for name, value in published.items()})
     if sampler is None:
         sampler = "exact" if task.exact else "slice"
     if sampler not in SAMPLERS:
@@ -273,7 +275,7 @@ SAMPLERS = {"exact": _exact_draws, "slice": _slice_draws, "rejection": _rejectio
 
 def _tree(task: Task, data: dict[str, np.ndarray], sampler: str, draws: dict[str, np.ndarray]) -> xr.DataTree:
     """A DataTree with diagnostics in its attributes (and in those of its posterior)."""
-    columns = np.concatenate([value.reshape(CHAINS, KEPT, -1) for value in draws.values()], axis=2)
+    columns = np.concatenate([value.reshape(*value.shape[:2], -1) for value in draws.values()], axis=2)
     diagnose = partial(array_stats.ess, columns, chain_axis=0, draw_axis=1)
     attributes = {
         "task": task.name,
@@ -286,13 +288,6 @@ def _tree(task: Task, data: dict[str, np.ndarray], sampler: str, draws: dict[str
     tree.attrs.update(attributes)
     tree["posterior"].attrs.update(attributes)
     return tree
-
-
-def _directory() -> Path:
-    """`$CPEJAX_CACHE`, or `cpejax` in the platform's place for a user's caches."""
-    if chosen := os.environ.get("CPEJAX_CACHE"):
-        return Path(chosen).expanduser()
-    return user_cache_path("cpejax", appauthor=False)
 
 
 def _path(task: Task, data: dict[str, np.ndarray], sampler: str) -> Path | None:
@@ -313,7 +308,7 @@ def _path(task: Task, data: dict[str, np.ndarray], sampler: str) -> Path | None:
     model = jax.jit(partial(_log_densities, task)).lower(data, draw).as_text()
     content = [part for name in task.observed for part in (name, data[name].tobytes())]
     digest = _digest(task.name, sampler, blackjax.__version__, model, *content, *texts).hex()
-    return _directory() / "references" / f"{task.name}-{sampler}-{digest[:32]}.nc"
+    return cache_directory() / "references" / f"{task.name}-{sampler}-{digest[:32]}.nc"
 
 
 def _read(path: Path) -> xr.DataTree | None:

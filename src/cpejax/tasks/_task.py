@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import numpyro
+import xarray as xr
 from jaxtyping import Array, Float, Num
 
 from cpejax.program.model import Model
@@ -57,6 +58,18 @@ class Task(Model):
         jax.eval_shape(look, jax.random.key(0))
         return found
 
+    @cached_property
+    def plates(self) -> dict[str, int]:
+        """Sizes of the program's plates."""
+        found: dict[str, int] = {}
+
+        def look(key):
+            sites = numpyro.handlers.trace(numpyro.handlers.seed(self.program, key)).get_trace().values()
+            found.update({site["name"]: site["args"][0] for site in sites if site["type"] == "plate"})
+
+        jax.eval_shape(look, jax.random.key(0))
+        return found
+
     @property
     def parameters(self) -> tuple[str, ...]:
         """The sample sites that are not data, in the program's order."""
@@ -86,6 +99,21 @@ class Task(Model):
         draw = self._draw(int(seed))
         data = {name: draw[name] for name in self.observed}
         return self.fix(data) if self.fix else data
+
+    @property
+    def observations(self) -> tuple[int, ...]:
+        """What the benchmark's observations are known by: `tasks.SEEDS`."""
+        return SEEDS
+
+    def published(self, seed: int) -> Arrays | None:  # noqa: ARG002 (of tasks that have some)
+        """Reference draws that were published with the task, `{site: (n, *shape)}`, or `None`."""
+        return None
+
+    def reference(self, seed: int, **options: Any) -> xr.DataTree:
+        """`cpe.reference` of this task: draws from the posterior of `observation(seed)`."""
+        from cpejax.tasks._reference import reference  # its samplers are slow to import
+
+        return reference(self, seed, **options)
 
     def ravel(self, draws: Mapping[str, Any]) -> Float[np.ndarray, "n theta_dim"]:
         """Draws `{site: (n, *shape)}` as one matrix, sites in the program's order."""

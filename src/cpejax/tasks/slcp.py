@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jaxtyping import Array, Float
 
 from cpejax.tasks._exact import rejection
 from cpejax.tasks._task import Arrays, Task
@@ -19,10 +20,14 @@ def program() -> None:
     `Sigma` has standard deviations `theta3^2`, `theta4^2` and correlation `tanh(theta5)`.
     """
     theta = numpyro.sample("theta", dist.Uniform(-3.0, 3.0).expand([5]).to_event(1))
-    s1, s2 = theta[2] ** 2, theta[3] ** 2
-    scale = jnp.array([[s1, 0.0], [jnp.tanh(theta[4]) * s2, s2 / jnp.cosh(theta[4])]])
     with numpyro.plate("observation", OBSERVATIONS):
-        numpyro.sample("x", dist.MultivariateNormal(theta[:2], scale_tril=scale))
+        numpyro.sample("x", dist.MultivariateNormal(theta[:2], scale_tril=scale_tril(theta)))
+
+
+def scale_tril(theta: Float[Array, " 5"]) -> Float[Array, "2 2"]:
+    """The Cholesky factor of `Sigma`."""
+    s1, s2 = theta[2] ** 2, theta[3] ** 2
+    return jnp.array([[s1, 0.0], [jnp.tanh(theta[4]) * s2, s2 / jnp.cosh(theta[4])]])
 
 
 def exact(given: Mapping[str, np.ndarray], n: int, rng: np.random.Generator) -> Arrays:

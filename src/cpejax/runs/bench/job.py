@@ -1,0 +1,232 @@
+"""The jobs of the workflow, a process each: `python -m cpejax.runs.bench.job RULE [TASK METHOD BUDGET SEED]`.
+
+A job reads and writes files in the folder of the results, where it is started.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from cpejax import metrics
+from cpejax.inference.fit import fit
+from cpejax.inference.loading import load
+from cpejax.inference.posterior import Posterior
+from cpejax.inference.settings import Training
+from cpejax.program.simulate import simulate
+from cpejax.runs.bench.config import FILE, Config, Run, read_config
+from cpejax.runs.bench.methods import REFINED
+from cpejax.runs.result_files import read_simulations, versions, write_arrays
+from cpejax.util.files import write_atomically
+
+NULL_SEED = 7
+SHOWN = 1000
+"""Draws of the first observation that are kept for figures."""
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """A JSON file, whole or not at all."""
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a JSON file holds."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has had."""
+    unit = 1e6 if sys.platform == "darwin" else 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def run_reference(config: Config, name: str) -> None:
+    """Reference draws of a task, a matrix for each observation, and the C2ST between two halves of them."""
+    task = config.task(name)
+    numbers = sorted({number for seed in config.seeds for number in config.observations_of(task, seed)})
+    arrays, nulls = {}, {}
+    for number in numbers:
+        tree = task.reference(number).posterior
+        draws = {site: tree[site].values.reshape(-1, *task.shapes[site]) for site in task.parameters}
+        matrix = np.random.default_rng(number).permutation(task.ravel(draws))[: config.draws]
+        half = len(matrix) // 2
+        arrays[str(number)] = matrix.astype(np.float32)
+        nulls[str(number)] = metrics.c2st(matrix[:half], matrix[half : 2 * half])
+    write_json(Path("references") / f"{name}.json", {"c2st_null": nulls})
+    write_arrays(Path("references") / f"{name}.npz", arrays)
+
+
+def run_simulations(config: Config, run: Run) -> None:
+    """Simulations of a task, those of one seed."""
+    task, path = config.task(run.task), Path("simulations") / run.task
+    began = time.perf_counter()
+    found = simulate(task, run.budget, key=jax.random.key(run.seed))
+    write_json(path / f"{run.budget}-{run.seed}.json", {"seconds": time.perf_counter() - began})
+    write_arrays(path / f"{run.budget}-{run.seed}.npz", {site: np.asarray(x) for site, x in found.items()})
+
+
+def run_fit(config: Config, run: Run) -> Posterior:
+    """A method fitted to simulations, saved; killed, it resumes from its checkpoint."""
+    task, entry = config.task(run.task), config.entry(run.method)
+    simulations = read_simulations(Path("simulations") / run.task / f"{run.budget}-{run.seed}.npz", task.graph)
+    folder = Path("fits") / run.path
+    began = time.perf_counter()
+    posterior = fit(
+        task,
+        simulations,
+        key=jax.random.fold_in(jax.random.key(run.seed), 1),
+        method=entry.method,
+        training=Training(**config.training),
+        checkpoint=folder / "checkpoint",
+        progress=False,
+        **entry.fit,
+    )
+    seconds = time.perf_counter() - began
+    posterior.save(folder / "posterior")
+    history = posterior.history
+    about = {
+        "weights": posterior.weights,
+        "epochs": len(history.train),
+        "stopped": history.stopped,
+        "emulated": posterior.emulator is not None,
+        "seconds_fit": seconds,
+        "megabytes": peak_megabytes(),
+        "versions": versions(),
+    }
+    write_json(folder / "fit.json", about)
+    shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    return posterior
+
+
+def run_draws(config: Config, run: Run, posterior: Posterior | None = None) -> None:
+    """Draws for every observation, in every way that the method has."""
+    task, entry = config.task(run.task), config.entry(run.method)
+    posterior = posterior or load(Path("fits") / run.path / "posterior", task)
+    arrays: dict[str, np.ndarray] = {}
+    about: dict[str, Any] = {}
+    for solver, options in entry.draws.items():
+        for number in config.observations_of(task, run.seed):
+            where = f"{solver}/{number}"
+            if solver == REFINED and posterior.emulator is None:
+                about[where] = {"note": "no likelihood was learned"}
+                continue
+            key = jax.random.fold_in(jax.random.key(run.seed), 2 + number)
+            began = time.perf_counter()
+            tree = posterior.sample(config.draws, given=task.observation(number), key=key, **options).posterior
+            about[where] = {
+                "seconds_draw": time.perf_counter() - began,
+                "acceptance": float(tree.attrs.get("acceptance_rate", 1.0)),
+                "ess": float(tree.attrs.get("effective_sample_size", config.draws)),
+                "note": "",
+            }
+            arrays[where] = task.ravel({site: tree[site].values[0] for site in task.parameters}).astype(np.float32)
+    path = Path("draws") / run.path
+    write_json(path.with_suffix(".json"), about)
+    write_arrays(path.with_suffix(".npz"), arrays)
+
+
+def run_metrics(config: Config, run: Run) -> None:
+    """Rows of the table: how far draws are from the reference, and what they cost."""
+    fitted = read_json(Path("fits") / run.path / "fit.json")
+    simulated = read_json(Path("simulations") / run.task / f"{run.budget}-{run.seed}.json")
+    drawn = read_json(Path("draws") / f"{run.path}.json")
+    nulls = read_json(Path("references") / f"{run.task}.json")["c2st_null"]
+    rows: list[dict[str, Any]] = []
+    shown: dict[str, np.ndarray] = {}
+    with (
+        np.load(Path("draws") / f"{run.path}.npz", allow_pickle=False) as draws,
+        np.load(Path("references") / f"{run.task}.npz", allow_pickle=False) as references,
+    ):
+        for where, about in drawn.items():
+            solver, number = where.rsplit("/", 1)
+            row = {
+                "task": config.label(run.task),
+                "method": run.method,
+                "budget": run.budget,
+                "seed": run.seed,
+                "observation": int(number),
+                "solver": solver,
+            }
+            if where in draws:
+                found, reference = draws[where], references[number]
+                for name in config.c2st:
+                    row[f"c2st_{name}"] = metrics.c2st(found, reference, method=name)
+                score = metrics.hmin(found, reference)
+                row |= {"c2st_null": nulls[number], "hmin": score.value, "hmin_null": score.null}
+                shown.setdefault(solver, found[:SHOWN])
+            row |= about
+            row |= {name: fitted[name] for name in ("weights", "epochs", "seconds_fit", "megabytes")}
+            row |= {"seconds_simulate": simulated["seconds"]}
+            row |= {f"version_{name}": value for name, value in fitted["versions"].items()}
+            rows.append(row)
+    path = Path("metrics") / run.path
+    write_arrays(path.with_suffix(".npz"), shown)
+    write_atomically(path.with_suffix(".csv"), pd.DataFrame(rows).to_csv(index=False).encode())
+
+
+def run_all(config: Config, run: Run) -> None:
+    """Fit, draw and score in one process; a fit that is there is not repeated."""
+    done = (Path("fits") / run.path / "fit.json").is_file()
+    run_draws(config, run, None if done else run_fit(config, run))
+    run_metrics(config, run)
+    (Path("draws") / f"{run.path}.npz").unlink()
+
+
+def run_table(config: Config) -> None:
+    """All rows in one table."""
+    from cpejax.runs.bench.table import write_table
+
+    write_table(config, Path())
+
+
+def run_figures(config: Config) -> None:
+    """The figures, as SVG."""
+    from cpejax.runs.bench.figures import write_figures
+
+    write_figures(config, Path())
+
+
+def run_page(config: Config) -> None:
+    """The page with tables and figures."""
+    from cpejax.runs.bench.page import write_page
+
+    write_page(config, Path())
+
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    "reference": run_reference,
+    "simulations": run_simulations,
+    "fit": run_fit,
+    "draws": run_draws,
+    "metrics": run_metrics,
+    "all": run_all,
+    "table": run_table,
+    "figures": run_figures,
+    "page": run_page,
+}
+
+
+def main(arguments: list[str]) -> None:
+    """Do one job."""
+    rule, *of = arguments
+    config = read_config(Path(FILE))
+    if len(of) == 4:
+        task, method, budget, seed = of
+        RULES[rule](config, Run(task, method, int(budget), int(seed)))
+    else:
+        RULES[rule](config, *of)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

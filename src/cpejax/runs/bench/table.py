@@ -1,0 +1,96 @@
+"""The table of results: a row for each task, method, budget, seed, observation and solver; its means."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cpejax.runs.bench.config import Config
+from cpejax.util.files import write_atomically
+
+KEYS = ["task", "method", "budget", "seed", "observation", "solver"]
+RESULTS = "results.csv"
+MEAN = "mean of tasks that all have"
+
+
+def write_table(config: Config, folder: Path) -> None:
+    """Put the rows of all fits into one file, in the order of the config."""
+    parts = [pd.read_csv(folder / "metrics" / f"{run.path}.csv") for run in config.runs()]
+    table = pd.concat(parts, ignore_index=True)
+    repeated = table[table.duplicated(KEYS)]
+    if len(repeated):
+        raise ValueError(f"{folder / 'metrics'}: two rows for {repeated.iloc[0][KEYS].to_dict()}")
+    write_atomically(folder / RESULTS, table.to_csv(index=False, float_format="%.6g").encode())
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """The table, with `c2st`, by the published definition where it was computed, and `variant`, method and solver."""
+    table = pd.read_csv(path, keep_default_na=False, na_values=[""])
+    fast = table.get("c2st_fast")
+    published = table.get("c2st_mlp")
+    if published is None:
+        table["c2st"] = fast
+    else:
+        table["c2st"] = published if fast is None else published.fillna(fast)
+    several = table.groupby("method")["solver"].transform("nunique") > 1
+    table["variant"] = table["method"].where(~several, table["method"] + ", " + table["solver"])
+    return table
+
+
+def missing(config: Config, table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows that a complete table has and this one has not."""
+    have = set(table[KEYS].itertuples(index=False, name=None))
+    tasks = {name: config.task(name) for name in config.task_names}
+    wanted = [
+        (config.label(run.task), run.method, run.budget, run.seed, o, solver)
+        for run in config.runs()
+        for solver in config.entry(run.method).draws
+        for o in config.observations_of(tasks[run.task], run.seed)
+    ]
+    return [dict(zip(KEYS, row, strict=True)) for row in wanted if row not in have]
+
+
+def means(table: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds and observations for each task, variant and budget, with the number of rows."""
+    numbers = ["c2st", "c2st_null", "hmin", "hmin_null", "acceptance", "ess", "weights", "epochs"]
+    numbers += ["seconds_simulate", "seconds_fit", "seconds_draw", "megabytes"]
+    grouped = table.dropna(subset=["c2st"]).groupby(["task", "budget", "variant"], sort=False)
+    found = grouped[[name for name in numbers if name in table]].mean()
+    found.insert(0, "rows", grouped.size())
+    return found.reset_index()
+
+
+def by_task(table: pd.DataFrame, budget: int) -> pd.DataFrame:
+    """Mean C2ST, a row for each task and a column for each variant; last their mean over tasks that all have.
+
+    Where a variant has no draws of a task, its mean over the others would not be comparable.
+    """
+    rows = means(table)
+    wide = rows[rows["budget"] == budget].pivot_table(index="task", columns="variant", values="c2st", sort=False)
+    wide.loc[MEAN] = wide.dropna().mean()
+    return wide
+
+
+@cache
+def published() -> dict[str, Any]:
+    """Figures of others: `rows` of task, budget, kind, method, c2st and source, and `sources`."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
+    return found
+
+
+def beside_published(table: pd.DataFrame) -> pd.DataFrame:
+    """Amortised methods of others on sbi's tasks, `CPE` as it is by default, and the best variant of the table."""
+    rows = []
+    for (task, budget), ours in means(table).groupby(["task", "budget"], sort=False):
+        theirs = [r for r in published()["rows"] if (r["task"], r["budget"], r["kind"]) == (task, budget, "amortised")]
+        if not theirs:
+            continue
+        default = ours.loc[ours["variant"].str.fullmatch("CPE(, refined|, plain)?"), "c2st"]  # refined comes first
+        best = ours.loc[ours["c2st"].idxmin()]
+        words = ", ".join(f"{r['c2st']:.3f} {r['method']} [{r['source']}]" for r in theirs)
+        rows.append((task, budget, words, default.iloc[0] if len(default) else None, best["c2st"], best["variant"]))
+    return pd.DataFrame(rows, columns=["task", "budget", "published", "CPE", "best", "variant"])

@@ -1,0 +1,256 @@
+"""The benchmark: its config, its jobs one by one on a small task, its table, figures and page, and the command."""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from cpejax import tasks
+from cpejax.runs.bench import command, config, job, methods, table
+from cpejax.runs.bench.config import Config
+from cpejax.runs.cli import app
+from cpejax.runs.model_file import Failure
+
+TASK = """
+import numpy as np, numpyro, numpyro.distributions as dist
+from cpejax.tasks import Task
+
+def program():
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("x", dist.Normal(a, 1.0))
+    numpyro.sample("y", dist.Normal(b, 1.0))
+
+def exact(given, n, rng):
+    return {p: rng.normal(given[q] / 2, np.sqrt(0.5), n) for p, q in (("a", "x"), ("b", "y"))}
+
+TASK = Task(name="pair", program=program, observed=("x", "y"), source="a textbook", exact=exact, how="conjugate")
+"""
+METHOD = """
+import cpejax as cpe
+from cpejax.runs.bench.methods import Entry
+
+METHOD = Entry(
+    cpe.CPE(width=8, depth=1, hidden=8, components=2),
+    {"refined": {"refine": "learned"}, "euler": {}},
+    {"emulate": False},
+)
+"""
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A benchmark of a user's own task and method, in a folder that is the current one."""
+    (tmp_path / "pair.py").write_text(TASK)
+    (tmp_path / "tiny.py").write_text(METHOD)
+    monkeypatch.setenv("CPEJAX_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    options = {"tasks": ["../pair.py"], "methods": ["../tiny.py"], "budgets": [100], "seeds": [3], "draws": 100}
+    (folder / "config.json").write_text(json.dumps({**options, "training": {"max_epochs": 1}}))
+    return folder
+
+
+def test_names():
+    assert Config(tasks=["sbibm/sir", "a/coin.py"], methods=["CPE"]).task_names == {
+        "sbibm.sir": "sbibm/sir",
+        "coin": "a/coin.py",
+    }
+    runs = list(Config(tasks=["tree"], methods=["CPE", "FMPE"], budgets=[10, 20], seeds=[1]).runs())
+    assert [run.path for run in runs] == ["tree/CPE/10-1", "tree/FMPE/10-1", "tree/CPE/20-1", "tree/FMPE/20-1"]
+
+
+def test_observations():
+    """A seed's own observation, as in the paper; of sbi's tasks ten."""
+    options = Config(tasks=["tree"], methods=["CPE"])
+    assert options.observations_of(tasks.get("tree"), 3) == (3,)
+    assert options.observations_of(tasks.get("sbibm/sir"), 3) == tuple(range(1, 11))
+    assert Config(tasks=["tree"], methods=["CPE"], observations=2).observations_of(tasks.get("sbibm/sir"), 3) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tasks": []}, "tasks of the benchmark is .*expected a list"),
+        ({"tasks": ["moons"]}, "no task 'moons'.*defines TASK"),
+        ({"methods": ["ABC"]}, "no method 'ABC': the methods are CPE,.*METHOD"),
+        ({"methods": ["none.py"]}, "none.py does not exist.*METHOD"),
+        ({"budgets": [5]}, "budgets of the benchmark: found 5"),
+        ({"c2st": ["slow"]}, "found 'slow', expected some of fast, mlp"),
+        ({"tasks": ["slcp", "mine/slcp.py"]}, "called the same"),
+    ],
+)
+def test_errors_before_anything_runs(options, words, unchecked):
+    with pytest.raises(Failure, match=words):
+        Config(**{"tasks": ["tree"], "methods": ["CPE"], **options}).check()
+
+
+def test_config_files(tmp_path):
+    path = tmp_path / "bench.json"
+    for content, words in (
+        ("{", "is not JSON"),
+        ('{"tasks": ["tree"], "method": []}', r"\['method'\], which a benchmark has not"),
+        ('{"tasks": ["tree"]}', "has no methods"),
+    ):
+        path.write_text(content)
+        with pytest.raises(Failure, match=words):
+            config.read_config(path)
+
+
+def test_options_of_the_command(tmp_path):
+    found = command.chosen_config({"tasks": "sbibm,tree", "methods": "all", "budgets": "10,20"}, None, tmp_path)
+    assert found.tasks == (*tasks.sbibm.names(), "tree")
+    assert found.methods == tuple(methods.METHODS)
+    assert found.budgets == (10, 20)
+    found.write(tmp_path)
+    again = command.chosen_config({"seeds": "7"}, None, tmp_path)  # the rest is that of the folder
+    assert again.tasks == found.tasks
+    assert again.seeds == (7,)
+    with pytest.raises(Failure, match="--budgets has 'x'"):
+        command.chosen_config({"budgets": "x"}, None, tmp_path)
+    with pytest.raises(Failure, match="There are no tasks"):
+        command.chosen_config({}, None, tmp_path / "other")
+
+
+def test_results_of_other_options_are_not_mixed(tmp_path):
+    first = Config(tasks=["tree"], methods=["CPE"])
+    first.write(tmp_path)
+    Config(tasks=["tree"], methods=["CPE"], draws=50).write(tmp_path)  # there are no results yet
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "a.csv").write_text("")
+    Config(tasks=["tree", "slcp"], methods=["CPE"], draws=50).write(tmp_path)
+    with pytest.raises(Failure, match="are with draws 50, and 10000 is asked for"):
+        first.write(tmp_path)
+
+
+def quick_c2st(x, y, method="fast"):
+    """Something of draws that takes no time: metrics have tests of their own."""
+    return 0.5 + 0.4 * float(np.tanh(abs(x.mean() - y.mean())))
+
+
+def test_from_simulations_to_the_page(small, no_training, monkeypatch):
+    monkeypatch.setattr(job.metrics, "c2st", quick_c2st)
+    options = config.read_config(small / "config.json")
+    options.check()
+    job.main(["reference", "pair"])
+    job.main(["simulations", "pair", "-", "100", "3"])
+    job.main(["all", "pair", "tiny", "100", "3"])
+    assert not list(small.glob("draws/**/*.npz"))
+    for rule in ("table", "figures", "page"):
+        job.main([rule])
+    rows = pd.read_csv(small / "results.csv")
+    assert len(rows) == 2
+    assert not table.missing(options, rows)
+    assert len(table.missing(options, rows[1:])) == 1
+    drawn = rows[rows["solver"] == "euler"]
+    assert drawn[["c2st_fast", "c2st_null"]].stack().between(0.3, 1).all()
+    assert drawn[["hmin", "hmin_null", "weights", "seconds_simulate", "seconds_fit", "version_jax"]].notna().all().all()
+    assert (drawn["acceptance"] == 1).all()
+    assert list(drawn["observation"]) == [3]
+    refined = rows[rows["solver"] == "refined"]  # nothing was learned
+    assert refined["c2st_fast"].isna().all()
+    assert set(refined["note"]) == {"no likelihood was learned"}
+    names = {path.stem for path in (small / "figures").iterdir()}
+    assert names == {"summary", "c2st-100", "hmin-100", "acceptance", "cost", "draws-pair"}
+    page = (small / "index.html").read_text()
+    assert page.count("<svg") == 6
+    assert "no likelihood was learned" in page
+    assert not re.search(r"(src|href)=\"https?:", page)
+    job.main(["all", "pair", "tiny", "100", "3"])  # now from the saved posterior: the same draws
+    again = pd.read_csv(small / "metrics" / "pair" / "tiny" / "100-3.csv")
+    pd.testing.assert_frame_equal(again[["c2st_fast", "hmin"]], rows[["c2st_fast", "hmin"]], rtol=1e-4)
+
+
+def test_published_figures(tmp_path):
+    found = table.published()
+    for row in found["rows"]:
+        assert row["source"] in found["sources"]
+        assert row["task"] in tasks.sbibm.names()
+        assert 0.49 < row["c2st"] < 1
+    ours = pd.DataFrame(
+        {
+            "task": "sbibm/sir",
+            "method": ["CPE", "B"],
+            "solver": "s",
+            "budget": 10_000,
+            "c2st_fast": [0.7, 0.6],
+            "c2st_mlp": [None, 0.65],
+        }
+    )
+    ours.to_csv(tmp_path / "results.csv", index=False)
+    row = table.beside_published(table.read_table(tmp_path / "results.csv")).iloc[0]
+    assert (row["variant"], row["best"]) == ("B", 0.65)
+    assert row["CPE"] == 0.7
+    assert "0.680 NPE [A]" in row["published"]
+
+
+def test_one_benchmark_in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None if "slurm" in name else name)
+    options = Config(tasks=["tree"], methods=["CPE"])
+    with pytest.raises(
+        Failure, match=r"snakemake_executor_plugin_slurm is not installed: pip install 'cpejax\[bench\]'"
+    ):
+        command.run_workflow(options, tmp_path, jobs=1, slurm=True, more=[])
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(Failure, match="Another benchmark runs in"):
+            command.run_workflow(options, tmp_path, jobs=1, slurm=False, more=[])
+
+
+def test_jobs_done_and_time_left(tmp_path, monkeypatch, capsys):
+    said = "print('1 of 3 steps (33%) done'); print('Error in rule fit:'); print('2 of 3 steps (67%) done'); exit(1)"
+    ran = []
+
+    def fake(command_line, *args, **kwargs):
+        ran.append(command_line)
+        return Popen([sys.executable, "-c", said], *args, **kwargs)
+
+    Popen = subprocess.Popen
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(command.subprocess, "Popen", fake)
+    with pytest.raises(Failure, match=r"Some jobs failed.*the same command resumes"):
+        command.run_workflow(
+            Config(tasks=["tree"], methods=["CPE"]), tmp_path, jobs=3, slurm=True, more=["--slurm-no-account"]
+        )
+    out = capsys.readouterr().out
+    assert "2 of 3 jobs done, about 0 s left" in out
+    assert "Error in rule fit" in out
+    assert ran[0][-1] == "--slurm-no-account"
+    assert {"slurm", "--jobs", "--rerun-incomplete"} <= set(ran[0])
+    assert json.loads((tmp_path / "workflow.json").read_text())["runs"] == [f"tree/CPE/10000-{i}" for i in range(5)]
+
+
+def test_commands():
+    run = CliRunner().invoke(app, ["bench", "--tasks", "moons", "--methods", "CPE"])
+    assert run.exit_code == 1
+    assert "no task 'moons'" in run.output
+    listed = CliRunner().invoke(app, ["tasks"]).output
+    assert "sbibm/lotka_volterra" in listed
+
+
+@pytest.mark.slow
+def test_workflow(small):
+    """The whole, killed in between."""
+    pytest.importorskip("snakemake")
+    line = [sys.executable, "-c", "from cpejax.runs.cli import app; app()", "bench", "--out", str(small)]
+    first = subprocess.Popen(line, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    for said in first.stdout:
+        if said.startswith("2 of"):
+            break
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    first.stdout.close()
+    done = {path: path.stat().st_mtime_ns for path in small.glob("simulations/**/*.npz")}
+    assert done
+    subprocess.run(line, check=True)
+    assert len(pd.read_csv(small / "results.csv")) == 2
+    assert {path: path.stat().st_mtime_ns for path in done} == done
