@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cpejax.program.distributions import is_masked, mask_of, unwrap
 from cpejax.program.graph import Graph
-from cpejax.program.model import Model, as_model
+from cpejax.program.model import Model, as_model, check_simulators
 from cpejax.program.probe import Probe, Prober, code_of
 from cpejax.program.simulations import Simulations, check_count, finite, say_without_digits
 from cpejax.program.simulator import Program, Simulator
@@ -112,6 +112,7 @@ def simulate(
 
     keys = jax.random.split(key, n)
     jax.eval_shape(draw, keys, given)
+    check_simulators([simulator for simulator in simulators if simulator.site not in given])
     host = any(simulator.host for simulator in simulators)
     scalars = sum(math.prod(shape) for shape in graph.shapes.values())
     most = max(1, MOST_NUMBERS // max(scalars, 1))

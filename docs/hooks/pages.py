@@ -1,0 +1,52 @@
+"""What MkDocs asks while it builds the site: pages that are made from files outside docs/.
+
+- Tutorials are the scripts in `tutorials/`. `CPEJAX_DOCS_RUN=no` leaves out running those that are not in the cache.
+- The page of the command is what the command says of itself.
+- Contributing and the changelog are the files at the top of the repository, with links that lead into the site.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import command
+import tutorials
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+COPIED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and figures that are made here."""
+    for source, page in COPIED.items():
+        files.append(File.generated(config, page, content=within_site((ROOT / source).read_text(encoding="utf-8"))))
+    files.append(File.generated(config, "reference/command.md", content=command.page()))
+    for script in sorted((ROOT / "tutorials").glob("*.py")):
+        page = "getting-started.md" if script.stem == "getting_started" else f"tutorials/{script.stem}.md"
+        folder = tutorial(script)
+        if folder is None:
+            files.append(File.generated(config, page, content=tutorials.page(script)))
+            continue
+        files.append(File.generated(config, page, content=(folder / "page.md").read_text(encoding="utf-8")))
+        for figure in sorted(folder.glob("*.svg")):
+            files.append(File.generated(config, str(Path(page).parent / figure.name), abs_src_path=str(figure)))
+    return files
+
+
+def tutorial(script: Path) -> Path | None:
+    """The folder of a tutorial that was run, now or before; none where it may not be."""
+    if os.environ.get("CPEJAX_DOCS_RUN") != "no":
+        return tutorials.built(script)
+    folder = tutorials.folder_of(script)
+    return folder if (folder / "page.md").exists() else None
+
+
+def within_site(text: str) -> str:
+    """Links of a file at the top of the repository as links of a page; those to what has no page become text."""
+    text = re.sub(r"\]\(docs/([^)]*)\)", r"](\1)", text)
+    text = text.replace("](CONTRIBUTING.md)", "](contributing.md)").replace("](CHANGELOG.md)", "](changelog.md)")
+    return re.sub(r"\[([^\]]*)\]\((?:examples|src|tests|benchmarks|LICENSE|CITATION)[^)]*\)", r"`\1`", text)
