@@ -27,22 +27,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "reference/command.md", content=command.page()))
     for script in sorted((ROOT / "tutorials").glob("*.py")):
         page = "getting-started.md" if script.stem == "getting_started" else f"tutorials/{script.stem}.md"
-        folder = tutorial(script)
-        if folder is None:
-            files.append(File.generated(config, page, content=tutorials.page(script)))
-            continue
-        files.append(File.generated(config, page, content=(folder / "page.md").read_text(encoding="utf-8")))
-        for figure in sorted(folder.glob("*.svg")):
+        content, figures = tutorials.built(script, may_run=os.environ.get("CPEJAX_DOCS_RUN") != "no")
+        files.append(File.generated(config, page, content=content))
+        for figure in figures:
             files.append(File.generated(config, str(Path(page).parent / figure.name), abs_src_path=str(figure)))
     return files
-
-
-def tutorial(script: Path) -> Path | None:
-    """The folder of a tutorial that was run, now or before; none where it may not be."""
-    if os.environ.get("CPEJAX_DOCS_RUN") != "no":
-        return tutorials.built(script)
-    folder = tutorials.folder_of(script)
-    return folder if (folder / "page.md").exists() else None
 
 
 def within_site(text: str) -> str:

@@ -1,15 +1,17 @@
 """Tutorials: scripts in the percent format that become pages, with what their code printed and drew.
 
-    python docs/hooks/tutorials.py tutorials/epidemic.py folder/   # run it; folder/ gets page.md and its figures
+    python docs/hooks/tutorials.py tutorials/epidemic.py folder/   # run it; folder/ gets found.json and the figures
 
-A script is run in a process of its own. What comes of it is kept in a folder named after a hash of the script, so that
-it runs again only when it has changed.
+A script is run in a process of its own. What comes of it is kept in a folder named after a hash of its code, so that it
+runs again only when its code has changed; its text and comments may change freely.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
+import json
 import os
 import re
 import subprocess
@@ -23,10 +25,17 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "tutorials"
 CELL = re.compile(r"^# %%(?P<kind> \[markdown\])?$", re.MULTILINE)
 TEXT, CODE = "text", "code"
+STYLE = {
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.constrained_layout.use": True,
+    "legend.frameon": False,
+}
 
 
 class Cell(NamedTuple):
-    """A piece of a tutorial: its kind, `TEXT` or `CODE`, its source, and the line of the script where that begins."""
+    """A piece of a tutorial: its kind, `TEXT` or `CODE`, its source, and the line of the script before it."""
 
     kind: str
     source: str
@@ -46,30 +55,29 @@ def cells(script: str) -> Iterator[Cell]:
 
 def page(script: Path, found: list[dict[str, Any]] | None = None) -> str:
     """The page of a script, with what each of its code cells printed and drew, if it was run."""
-    out, code = [], 0
+    out, results = [], iter(found or ())
     for cell in cells(script.read_text(encoding="utf-8")):
         if cell.kind == TEXT:
             out.append(cell.source)
             continue
-        out.append(f"```python\n{cell.source}\n```")
-        result = found[code] if found is not None else {"printed": "", "figures": []}
+        out.append(f"```python\n{cell.source.replace('  # fmt: skip', '')}\n```")
+        result = next(results, {"printed": "", "figures": []})
         if result["printed"].strip():
             out.append(f"```{{.text .output}}\n{result['printed'].rstrip()}\n```")
         out += [f"![{words}]({name})" for name, words in result["figures"]]
-        code += 1
     if found is None:
-        out.insert(1, "!!! note\n    This page was built without running its code: it has no output and no figures.")
+        out.append("!!! note\n    This page was built without running its code: it has no output and no figures.")
     return "\n\n".join(out) + "\n"
 
 
 def run(script: Path, folder: Path) -> None:
-    """Run a script; write `page.md` and the figures that its cells leave open."""
+    """Run a script; write what its cells printed to `found.json`, and the figures that they left open."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    matplotlib.rcParams["svg.hashsalt"] = script.stem
+    matplotlib.rcParams.update({**STYLE, "svg.hashsalt": script.stem})
     names: dict[str, Any] = {"__name__": "__main__", "__file__": str(script)}
     found: list[dict[str, Any]] = []
     for cell in cells(script.read_text(encoding="utf-8")):
@@ -86,31 +94,31 @@ def run(script: Path, folder: Path) -> None:
             figures.append((name, figure.get_label() or "Figure made by the code above"))
         plt.close("all")
         found.append({"printed": printed.getvalue(), "figures": figures})
-    (folder / "page.md").write_text(page(script, found), encoding="utf-8")
+    (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 def folder_of(script: Path) -> Path:
     """Where what comes of a script is kept."""
-    parts = (script.read_bytes(), Path(__file__).read_bytes())
-    return CACHE / f"{script.stem}-{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
+    code = "\n".join(cell.source for cell in cells(script.read_text(encoding="utf-8")) if cell.kind == CODE)
+    return CACHE / f"{script.stem}-{hashlib.sha256(ast.dump(ast.parse(code)).encode()).hexdigest()[:16]}"
 
 
-def built(script: Path) -> Path:
-    """The folder with the page of a script, which is run if it has not been, or has changed."""
+def built(script: Path, may_run: bool = True) -> tuple[str, list[Path]]:
+    """The page of a script and its figures; the script is run if its code has not been, and may be."""
     folder = folder_of(script)
-    if not (folder / "page.md").exists():
+    if not (folder / "found.json").exists():
+        if not may_run:
+            return page(script), []
         folder.mkdir(parents=True, exist_ok=True)
         print(f"Running {script.relative_to(ROOT)} (minutes; only after a change)", file=sys.stderr)
         command = [sys.executable, __file__, str(script), str(folder)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment())
+        # Figures are not shown, and tables do not ask for the width of a terminal.
+        environment = {**os.environ, "MPLBACKEND": "Agg", "COLUMNS": "100", "NO_COLOR": "1"}
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             raise RuntimeError(f"{script.relative_to(ROOT)} failed:\n{done.stderr}")
-    return folder
-
-
-def environment() -> dict[str, str]:
-    """Of the process of a tutorial: figures are not shown, and nothing asks for the width of a terminal."""
-    return {**os.environ, "MPLBACKEND": "Agg", "COLUMNS": "100", "NO_COLOR": "1"}
+    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    return page(script, found), [folder / name for result in found for name, _ in result["figures"]]
 
 
 if __name__ == "__main__":
