@@ -35,10 +35,10 @@ format: $(INSTALLED)  ## format the code and fix what can be fixed
 	$(PYTHON) -m ruff format .
 
 docs: $(DOCS_INSTALLED)  ## build the documentation into site/ (tutorials that have changed are run: minutes each)
-	$(PYTHON) -m mkdocs build --clean
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --clean
 
 docs-serve: $(DOCS_INSTALLED)  ## show the documentation in a browser while you write it
-	CPEJAX_DOCS_RUN=no $(PYTHON) -m mkdocs serve
+	NO_MKDOCS_2_WARNING=1 CPEJAX_DOCS_RUN=no $(PYTHON) -m mkdocs serve
 
 peers: $(PEERS_INSTALLED)  ## create .venv-peers, with what the benchmarks compare with
 

@@ -66,7 +66,7 @@ prior = {
 }
 model = cpe.Model.from_prior(prior, forest, observed="counts")
 embed = {"counts": cpe.ConvEmbedding((SIDE, SIDE), dims=2, width=24, key=jax.random.key(0))}
-training = cpe.Training(steps=4_000)
+training = cpe.Training(steps=3_000)
 post = cpe.fit(model, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(1))
 print(post.history.score)
 

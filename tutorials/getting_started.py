@@ -23,7 +23,7 @@ MINUTES = np.arange(5, 65, 5)  # when the temperature is measured
 def coffee(rng, rate, room, noise):
     temperature, measured = 90.0, []
     for minute in range(1, 61):
-        temperature -= rate * (temperature - room)
+        temperature -= rate / 100 * (temperature - room)
         if minute in MINUTES:
             measured.append(temperature + noise * rng.normal())
     return np.array(measured)
@@ -33,7 +33,7 @@ def coffee(rng, rate, room, noise):
 # Call it once, to see that it works.
 
 # %%
-print(coffee(np.random.default_rng(0), rate=0.05, room=20.0, noise=0.5).round(1))
+print(coffee(np.random.default_rng(0), rate=5.0, room=20.0, noise=0.5).round(1))
 
 # %% [markdown]
 # ## 2. What you know before the data
@@ -41,7 +41,7 @@ print(coffee(np.random.default_rng(0), rate=0.05, room=20.0, noise=0.5).round(1)
 # A *prior* says which values of the parameters are plausible before you see the data. Priors are [NumPyro
 # distributions](https://num.pyro.ai/en/stable/distributions.html).
 #
-# * The cup loses a few percent of its excess heat each minute: a log-normal distribution around .04.
+# * The cup loses a few percent of its excess heat each minute: a log-normal distribution around 4.
 # * Rooms have about 20 degrees.
 # * The thermometer errs by about one degree, and the error cannot be negative.
 #
@@ -54,7 +54,7 @@ import numpyro.distributions as dist
 import cpejax as cpe
 
 prior = {
-    "rate": dist.LogNormal(np.log(0.04), 0.5),
+    "rate": dist.LogNormal(np.log(4.0), 0.5),
     "room": dist.Normal(20.0, 3.0),
     "noise": dist.HalfNormal(1.0),
 }
@@ -76,13 +76,13 @@ print({name: values.shape for name, values in sims.items()})
 
 # %% [markdown]
 # Always look at what you simulated. If your data could not be among these curves, the prior is wrong, and nothing
-# that follows will help. The black points are the data that we will use. They were simulated too, with a rate of .06,
-# in a room of 22 degrees and with a noise of .6, so that we can see whether the answer is right.
+# that follows will help. The black points are the data that we will use. They were simulated too, with a rate of 6
+# percent a minute, in a room of 22 degrees and with a noise of .6, so that we can see whether the answer is right.
 
 # %%
 import matplotlib.pyplot as plt
 
-truth = {"rate": 0.06, "room": 22.0, "noise": 0.6}
+truth = {"rate": 6.0, "room": 22.0, "noise": 0.6}
 data = {"temperature": coffee(np.random.default_rng(5), **truth)}
 
 figure, axes = plt.subplots(figsize=(6, 3), num="A hundred simulated cups, and the data")
@@ -142,7 +142,7 @@ cpe.plot.predictive(found)
 # Training is done once. For another cup, draw again: that takes well under a second.
 
 # %%
-another = coffee(np.random.default_rng(6), rate=0.03, room=18.0, noise=0.3)
+another = coffee(np.random.default_rng(6), rate=3.0, room=18.0, noise=0.3)
 draws = post.sample(4_000, given={"temperature": another}, key=jax.random.key(4))
 print(arviz_stats.summary(draws, kind="stats"))
 

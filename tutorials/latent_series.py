@@ -56,7 +56,7 @@ model = cpe.Model.from_prior(prior, river, observed="flow")
 
 # %%
 embed = {"flow": cpe.ConvEmbedding((YEARS,), key=jax.random.key(0))}
-post = cpe.fit(model, method=cpe.CPE(embed=embed), training=cpe.Training(steps=6_000), key=jax.random.key(1))
+post = cpe.fit(model, method=cpe.CPE(embed=embed), training=cpe.Training(steps=3_000), key=jax.random.key(1))
 draws = post.sample(4_000, given={"flow": flow}, key=jax.random.key(2))
 
 # %% [markdown]

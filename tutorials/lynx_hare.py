@@ -88,7 +88,7 @@ def program():
 
 
 model = cpe.Model(program, observed=["log_pelts"])
-sims = cpe.simulate(model, 30_000, key=jax.random.key(0))
+sims = cpe.simulate(model, 20_000, key=jax.random.key(0))
 
 # %% [markdown]
 # ## Fit
@@ -98,7 +98,7 @@ sims = cpe.simulate(model, 30_000, key=jax.random.key(0))
 
 # %%
 embed = {"log_pelts": cpe.ConvEmbedding((len(YEARS), 2), dims=1, out=48, width=48, key=jax.random.key(1))}
-training = cpe.Training(steps=12_000)
+training = cpe.Training(steps=5_000)
 post = cpe.fit(model, sims, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(2))
 print(post.history.score)
 

@@ -130,7 +130,7 @@ truth = {"on": 0.6, "off": 3.0, "make": 60.0}
 cells = telegraph(np.random.default_rng(1), *(np.array([x]) for x in truth.values()))[0]
 print("molecules:", cells.astype(int))
 
-post = cpe.fit(model, sims, training=cpe.Training(steps=5_000), key=jax.random.key(1))
+post = cpe.fit(model, sims, training=cpe.Training(steps=4_000), key=jax.random.key(1))
 draws = post.sample(4_000, given={"molecules": cells}, key=jax.random.key(2))
 print(arviz_stats.summary(draws, kind="stats"))
 cpe.plot.pair(draws, truth=truth)
@@ -151,7 +151,7 @@ print(
 # ## Check
 
 # %%
-print(cpe.check(post, given={"molecules": cells}, n=500, key=jax.random.key(3)))
+print(cpe.check(post, given={"molecules": cells}, n=500, draws=500, key=jax.random.key(3)))
 
 # %% [markdown]
 # ## What to remember

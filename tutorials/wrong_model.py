@@ -37,7 +37,7 @@ def normal():
 
 
 simple = cpe.Model(normal, observed=["time"])
-training = cpe.Training(steps=4_000)
+training = cpe.Training(steps=3_000)
 post = cpe.fit(simple, training=training, key=jax.random.key(0))
 draws = post.sample(4_000, given={"time": times}, key=jax.random.key(1))
 cpe.plot.marginals(draws, prior=cpe.simulate(simple, 4_000, key=jax.random.key(2)))
@@ -47,7 +47,7 @@ cpe.plot.marginals(draws, prior=cpe.simulate(simple, 4_000, key=jax.random.key(2
 # is right, it does not ask. The check does:
 
 # %%
-found = cpe.check(post, given={"time": times}, key=jax.random.key(3))
+found = cpe.check(post, given={"time": times}, n=500, draws=500, key=jax.random.key(3))
 print(found)
 
 # %% [markdown]
@@ -86,7 +86,7 @@ for name, tree in [("normal", draws), ("Student", robust_draws)]:
 # So there was also an error that no model of the scatter can find.)
 
 # %%
-robust_found = cpe.check(robust_post, given={"time": times}, key=jax.random.key(6))
+robust_found = cpe.check(robust_post, given={"time": times}, n=500, draws=500, key=jax.random.key(6))
 print(robust_found)
 
 # %% [markdown]

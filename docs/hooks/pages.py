@@ -2,6 +2,7 @@
 
 - Tutorials are the scripts in `tutorials/`. `CPEJAX_DOCS_RUN=no` leaves out running those that are not in the cache.
 - The page of the command is what the command says of itself.
+- A page may show a table of another, `<!-- table "speed" of inference.md -->`, which a benchmark has filled in there.
 - Contributing and the changelog are the files at the top of the repository, with links that lead into the site.
 """
 
@@ -32,6 +33,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for figure in figures:
             files.append(File.generated(config, str(Path(page).parent / figure.name), abs_src_path=str(figure)))
     return files
+
+
+def on_page_markdown(markdown: str, config: MkDocsConfig, **_: object) -> str:
+    """Put in the tables of other pages."""
+
+    def table(mark: re.Match[str]) -> str:
+        name, page = mark.groups()
+        text = (Path(config.docs_dir) / page).read_text(encoding="utf-8")
+        return text.split(f"<!-- {name} -->\n")[1].split(f"<!-- end of {name} -->")[0]
+
+    return re.sub(r'<!-- table "([^"]+)" of (\S+) -->', table, markdown)
 
 
 def within_site(text: str) -> str:
