@@ -129,9 +129,12 @@ found = cpe.check(post, given=data, key=jax.random.key(3))
 print(found)
 
 # %% [markdown]
-# Every line says `ok`, or says what is wrong in words. [Is my posterior right?](howto/is-it-right.md) tells what to
-# do then. The figure shows the same for the data: the bars are temperatures that the posterior predicts, the orange
-# points those that were measured.
+# Each line says `ok` or `BAD`, and says in words what was found. Intervals that are a little too wide, for example,
+# come from a network that could be trained longer; the posterior is then cautious. Too narrow is worse: it claims to
+# know what it does not. [Is my posterior right?](howto/is-it-right.md) tells what to do about each line.
+#
+# The figure shows the data: the bars are temperatures that the posterior predicts, the orange points those that were
+# measured.
 
 # %%
 cpe.plot.predictive(found)
