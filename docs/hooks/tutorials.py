@@ -48,7 +48,7 @@ def cells(script: str) -> Iterator[Cell]:
     for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(script)], strict=True):
         body, line = script[mark.end() : end], script.count("\n", 0, mark.end())
         if mark["kind"]:
-            yield Cell(TEXT, "\n".join(x.removeprefix("# ").removeprefix("#") for x in body.split("\n")).strip(), line)
+            yield Cell(TEXT, re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip(), line)
         else:
             yield Cell(CODE, body.strip(), line + len(body) - len(body.lstrip("\n")))
 
