@@ -71,6 +71,8 @@ def small(monkeypatch, no_training, tmp_path):
         del training
         return emulate(*args, method=tiny(method or cpe.CPE()), training=cpe.Training(max_epochs=1), **options)
 
+    for name, value in (("FEWEST_DRAWS", MOST), ("MOST_STEPS", 3), ("MOST_BLOCKS", 1)):
+        monkeypatch.setattr(f"cpejax.inference.refine.{name}", value)
     monkeypatch.setattr(cpe, "simulate", lambda model, n, **options: simulate(model, min(n, MOST), **options))
     monkeypatch.setattr(cpe, "fit", small_fit)
     monkeypatch.setattr(cpe, "check", small_check)
