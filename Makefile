@@ -2,11 +2,12 @@
 
 PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
+DOCS_INSTALLED := .venv/.docs-installed
 PEERS_PYTHON := .venv-peers/bin/python
 PEERS_INSTALLED := .venv-peers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-slurm lint format peers speed bench bench-smoke clean
+.PHONY: help setup demo test test-slow test-slurm lint format docs docs-serve peers speed bench bench-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +43,12 @@ format: $(INSTALLED)  ## format the code and fix what can be fixed
 	$(PYTHON) -m ruff check --fix-only .
 	$(PYTHON) -m ruff format .
 
+docs: $(DOCS_INSTALLED)  ## build the documentation into site/ (tutorials that have changed are run: minutes each)
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --clean
+
+docs-serve: $(DOCS_INSTALLED)  ## show the documentation in a browser while you write it
+	NO_MKDOCS_2_WARNING=1 CPEJAX_DOCS_RUN=no $(PYTHON) -m mkdocs serve
+
 peers: $(PEERS_INSTALLED)  ## create .venv-peers, with what the benchmarks compare with
 
 speed: $(INSTALLED) $(PEERS_INSTALLED)  ## measure the speed beside a peer (idle machine, minutes)
@@ -62,7 +69,7 @@ bench-smoke: $(INSTALLED)  ## the benchmark's whole workflow on two tasks, with 
 	  --budgets 300 --seeds 0 --draws 200 --epochs 2 --out bench-smoke
 
 clean:  ## remove .venv and everything generated
-	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site demo bench-smoke
+	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache build dist site demo bench-smoke
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An install is bound to the folder it was made in (scripts and the editable package hold its path), so the stamp holds
@@ -98,6 +105,13 @@ $(INSTALLED): pyproject.toml
 	if command -v uv >/dev/null; then uv pip install --quiet --compile-bytecode --python $(PYTHON) -e '.[dev]'; \
 	else $(PYTHON) -m pip install --quiet --compile --disable-pip-version-check -e '.[dev]'; fi; \
 	pwd -P >$(INSTALLED)
+
+# What builds the documentation comes into .venv when it is first asked for.
+$(DOCS_INSTALLED): $(INSTALLED)
+	@set -e; rm -f $(DOCS_INSTALLED); \
+	if command -v uv >/dev/null; then uv pip install --quiet --compile-bytecode --python $(PYTHON) -e '.[docs]'; \
+	else $(PYTHON) -m pip install --quiet --compile --disable-pip-version-check -e '.[docs]'; fi; \
+	touch $(DOCS_INSTALLED)
 
 # The peers' environment, with the Python of .venv. It has no cpejax, so that neither's dependencies bind the other's.
 PEERS_BOUND_HERE := [ "$$(cat $(PEERS_INSTALLED) 2>/dev/null)" = "$$(pwd -P)" ] && $(PEERS_PYTHON) -c '' 2>/dev/null

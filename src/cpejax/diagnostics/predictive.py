@@ -17,7 +17,7 @@ from cpejax.diagnostics.observation import Observation
 from cpejax.diagnostics.registry import Diagnostic, Finding, Share, register
 from cpejax.diagnostics.study import Study
 from cpejax.diagnostics.words import p_words
-from cpejax.program.model import Model
+from cpejax.program.model import Model, NoSimulator
 from cpejax.program.simulate import simulate
 
 
@@ -100,6 +100,7 @@ class PosteriorPredictive(Diagnostic):
     def __init__(self, study: Study):
         super().__init__(study)
         self.failure = ""
+        self.left_out = ""
         self.replicates: dict[str, np.ndarray] = {}
         self.statistics = pd.DataFrame()
         self.of_replicates: dict[tuple[str, str], np.ndarray] = {}
@@ -118,6 +119,9 @@ class PosteriorPredictive(Diagnostic):
                     key=study.key_replicates,
                     progress=study.progress,
                 )
+            except NoSimulator as error:
+                self.left_out = str(error)
+                return {}
             except Exception as error:  # whatever the program does there, the rest is known already
                 self.failure = f"its draws cannot be simulated from ({error})"
         if self.failure:
@@ -147,6 +151,8 @@ class PosteriorPredictive(Diagnostic):
         if self.study.one is None:
             return None
         which = self.study.which
+        if self.left_out:
+            return f"{which}not tested, because no data can be drawn from the posterior. {self.left_out}"
         if self.failure:
             return (
                 f"{which}{'' if others[Observation.name].ok else 'NOT TYPICAL, and '}no data can be drawn from its "
@@ -163,7 +169,7 @@ class PosteriorPredictive(Diagnostic):
         )
 
     def values(self, finding: Finding | None) -> dict[str, Any]:
-        if finding is None or self.failure or self.study.one is None:
+        if finding is None or self.failure or self.left_out or self.study.one is None:
             return {"predictive": None}
         found = Predictive(self.replicates, dict(self.study.one), self.statistics, self.of_replicates, finding)
         return {"predictive": found}

@@ -22,7 +22,7 @@ from cpejax.program.dispatch import Limits
 from cpejax.program.distribute import BLOCK, Distributed, InBlocks, Plan
 from cpejax.program.distributions import is_masked, mask_of, unwrap
 from cpejax.program.graph import Graph
-from cpejax.program.model import Model, as_model
+from cpejax.program.model import Model, as_model, check_simulators
 from cpejax.program.parts import Parts
 from cpejax.program.probe import Prober, code_of
 from cpejax.program.simulations import Simulations, check_count, finite, say_without_digits
@@ -186,6 +186,7 @@ def draw_rows(
     every = jax.random.split(key, total)
     keys = every[rows.start : rows.stop]
     jax.eval_shape(draw, keys, given)
+    check_simulators([simulator for simulator in simulators if simulator.site not in given])
     host = any(simulator.host for simulator in simulators)
     scalars = sum(math.prod(shape) for shape in graph.shapes.values())
     most = max(1, MOST_NUMBERS // max(scalars, 1))

@@ -185,7 +185,7 @@ def simulate(
     """
     options = {"simulations": simulations, "seed": seed}
     if part is not None:
-        with _errors_in_a_paragraph(debug):
+        with errors_in_a_paragraph(debug):
             number, of = parse_part(part)
         options["parts"] = of
         with _running(model, out, restart, timeout, debug, workers, options) as (run, stages):
