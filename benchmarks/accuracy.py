@@ -13,7 +13,6 @@ unless `--again`.
 import argparse
 import json
 import resource
-import time
 from pathlib import Path
 
 import jax
@@ -29,16 +28,20 @@ RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 OBSERVATIONS, DRAWS = 5, 10_000
 
 
-def fitted(program, observed, simulations=10_000, **options):
-    """A posterior with default settings, and what it took."""
-    began = time.perf_counter()
-    data = cpe.simulate(cpe.Model(program, observed=observed), simulations, key=jax.random.key(0))
-    posterior = cpe.fit(program, data, key=jax.random.key(1), training=cpe.Training(**options))
+def fitted(program, observed, simulations=10_000, folder=None, **options):
+    """A posterior with default settings, and what is known of it; one that is in `folder` is read, not fitted again."""
+    model = cpe.Model(program, observed=observed)
+    if folder is not None and folder.exists():
+        posterior = cpe.load(folder, model)
+    else:
+        data = cpe.simulate(model, simulations, key=jax.random.key(0))
+        posterior = cpe.fit(model, data, key=jax.random.key(1), training=cpe.Training(**options))
+        if folder is not None:
+            posterior.save(folder)
     about = {
         "weights": posterior.weights,
         "epochs": len(posterior.history.train),
         "best_epoch": posterior.history.best_epoch,
-        "seconds": round(time.perf_counter() - began, 1),
         "held_out": rounded(posterior.history.held_out),
         "emulation": rounded(posterior.history.emulation),
         "refinement": rounded(posterior.history.refinement),
@@ -103,14 +106,12 @@ def toy(c2st):
 def task(name):
     """A benchmark task against its exact posterior; two moons also with RK5(4)."""
 
-    def run(c2st, pictures=None, models=None, count=OBSERVATIONS):
+    def run(c2st, pictures=None, models=None, refined=True, count=OBSERVATIONS):
         t = cpe.tasks.get(name)
-        posterior, about = fitted(t.program, t.observed)
-        if models:
-            posterior.save(Path(models) / name)
+        posterior, about = fitted(t.program, t.observed, folder=Path(models) / name if models else None)
         observations = [t.observation(seed) for seed in range(count)]
         out = {**about, "parameters": t.theta_dim, **compare(posterior, observations, t.exact, c2st)}
-        if posterior.emulator is not None:
+        if posterior.emulator is not None and refined:
             out["refined"] = compare(posterior, observations, t.exact, c2st, refine="learned")
         if name == "two_moons":
             out["rk45"] = compare(posterior, observations, t.exact, c2st, solver="rk45")
@@ -244,8 +245,8 @@ def document(found):
             gain = f"{emulation['with'] - emulation['without']:+.2f} ± {emulation['error']:.2f}" if emulation else "–"
             c2st, better = (f"{x['c2st']:.3f}".removeprefix("0") if x else "–" for x in (score, refined))
             model = names.get(name, name.replace("_", " "))
-            rows.append([model, result.get("parameters", 10), c2st, better, each, gain, round(result["seconds"])])
-    head = ["model", "parameters", "C2ST", "refined", "each observation, not refined", "gain by emulation, nats", "s"]
+            rows.append([model, result.get("parameters", 10), c2st, better, each, gain])
+    head = ["model", "parameters", "C2ST", "refined", "each observation, not refined", "gain by emulation, nats"]
     page.fill(Path(__file__).parents[1] / "docs" / "inference.md", {"accuracy": page.table(head, rows)})
 
 
@@ -257,7 +258,8 @@ def main() -> None:
     parser.add_argument("--observations", type=int, default=OBSERVATIONS, help="of each task")
     parser.add_argument("--again", action="store_true", help="compute again what is there")
     parser.add_argument("--pictures", help="a folder for pictures of the tasks' draws beside exact ones")
-    parser.add_argument("--models", help="a folder for the fitted tasks, which benchmarks/sbc.py reads")
+    parser.add_argument("--models", help="a folder for the fitted tasks; those that are there are not fitted again")
+    parser.add_argument("--not-refined", action="store_true", help="only draws that are not refined")
     parser.add_argument("--docs", action="store_true", help="write the table of the documentation")
     options = parser.parse_args()
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -267,7 +269,8 @@ def main() -> None:
     for name in options.names or ALL:
         if name in found and not options.again:
             continue
-        of_tasks = {"pictures": options.pictures, "models": options.models, "count": options.observations}
+        of_tasks = {"pictures": options.pictures, "models": options.models, "refined": not options.not_refined}
+        of_tasks |= {"count": options.observations}
         more = of_tasks if name in cpe.tasks.names() else {}
         found[name] = {**ALL[name](options.c2st, **more), "c2st_method": options.c2st}
         print(name, json.dumps(found[name]), flush=True)
