@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cpejax import tasks
-from cpejax.runs.bench import command, config, job, methods, table
+from cpejax.runs.bench import command, config, job, methods, page, table
 from cpejax.runs.bench.config import Config
 from cpejax.runs.cli import app
 from cpejax.runs.model_file import Failure
@@ -161,13 +162,60 @@ def test_from_simulations_to_the_page(small, no_training, monkeypatch):
     assert set(refined["note"]) == {"no likelihood was learned"}
     names = {path.stem for path in (small / "figures").iterdir()}
     assert names == {"summary", "c2st-100", "hmin-100", "acceptance", "cost", "draws-pair"}
-    page = (small / "index.html").read_text()
-    assert page.count("<svg") == 6
-    assert "no likelihood was learned" in page
-    assert not re.search(r"(src|href)=\"https?:", page)
+    text = (small / "index.html").read_text()
+    assert text.count("<svg") == 6
+    assert "no likelihood was learned" in text
+    assert not re.search(r"(src|href)=\"https?:", text)
     job.main(["all", "pair", "tiny", "100", "3"])  # now from the saved posterior: the same draws
     again = pd.read_csv(small / "metrics" / "pair" / "tiny" / "100-3.csv")
     pd.testing.assert_frame_equal(again[["c2st_fast", "hmin"]], rows[["c2st_fast", "hmin"]], rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_page_in_a_browser(tmp_path):
+    """Tables sort by numbers and by words, nothing is wider than the screen, figures are seen."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    results = pd.DataFrame(
+        [
+            {"task": task, "method": method, "budget": budget, "seed": 0, "observation": 1, "solver": "s"}
+            | {"c2st_fast": 0.5 + 0.01 * k, "c2st_null": 0.5, "hmin": 0.1, "hmin_null": 0.0, "acceptance": 1.0}
+            | {"seconds_fit": 9.0 + 40 * k, "note": "", "version_jax": "1"}
+            for k, (task, method, budget) in enumerate(
+                [("tree", "FMPE", 9_000), ("slcp", "FMPE", 9_000), ("sbibm/sir", "FMPE", 10_000)]
+            )
+        ]
+    )
+    results.to_csv(tmp_path / "results.csv", index=False)
+    page.write_page(Config(tasks=["tree"], methods=["FMPE"]), tmp_path, draws=False)
+    with api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        tab = browser.new_page(viewport={"width": 400, "height": 800})
+        said = []
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.goto((tmp_path / "index.html").as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+        assert len(tab.screenshot()) > 10_000
+        assert all(figure.bounding_box()["height"] > 50 for figure in tab.query_selector_all("svg"))
+
+        def column(number):
+            return tab.locator(f"#means tbody td:nth-child({number})").all_inner_texts()
+
+        assert column(1) == ["tree", "slcp", "sbibm/sir"]
+        for number, name, up in (
+            (1, "task", ["sbibm/sir", "slcp", "tree"]),
+            (2, "budget", ["9,000", "9,000", "10,000"]),
+        ):
+            button = tab.locator("#means th button").get_by_text(name, exact=True)
+            button.click()
+            assert column(number) == up
+            button.click()
+            assert column(number) == up[::-1]
+        assert said == []
+        browser.close()
 
 
 def test_published_figures(tmp_path):

@@ -25,7 +25,7 @@ from cpejax.runs.model_file import Failure
 SNAKEFILE = Path(__file__).with_name("Snakefile")
 LOG = "bench.log"
 STEPS = re.compile(r"(\d+) of (\d+) steps \(\d+%\) done")
-SLURM = ("--executor", "slurm", "--default-resources", "mem_mb=2500", "runtime=60")
+SLURM = ("--executor", "slurm", "--retries", "1", "--default-resources", "mem_mb=3000", "runtime=60")
 
 
 def run_workflow(config: Config, folder: Path, *, jobs: int, slurm: bool, more: list[str]) -> Path:

@@ -33,8 +33,8 @@ class BenchFigure(NamedTuple):
     caption: str
 
 
-def all_figures(config: Config, folder: Path) -> Iterator[BenchFigure]:
-    """The figures of the results in a folder."""
+def all_figures(config: Config, folder: Path, *, draws: bool = True) -> Iterator[BenchFigure]:
+    """The figures of the results in a folder; with `draws` those of draws too."""
     table = read_table(folder / RESULTS)
     scored = table.dropna(subset=["c2st"])
     yield BenchFigure(
@@ -60,11 +60,11 @@ def all_figures(config: Config, folder: Path) -> Iterator[BenchFigure]:
         partial(cost, scored),
         "Cost against accuracy: seconds of training and mean C2ST, a dot for each task and number of simulations.",
     )
-    for name in config.task_names:
+    for name in config.task_names if draws else ():
         found = shown_draws(config, folder, name)
         if found:
             caption = f"{config.label(name)}: the first parameters, reference draws (first) and draws of the methods."
-            yield BenchFigure(f"draws-{name}", partial(draws, found), caption)
+            yield BenchFigure(f"draws-{name}", partial(draws_of, found), caption)
 
 
 def write_figures(config: Config, folder: Path) -> None:
@@ -172,7 +172,7 @@ def shown_draws(config: Config, folder: Path, name: str) -> dict[str, np.ndarray
 
 
 @styled
-def draws(found: dict[str, np.ndarray]) -> Figure:
+def draws_of(found: dict[str, np.ndarray]) -> Figure:
     """A panel for each set of draws, with the same axes."""
     columns = min(5, len(found))
     figure, axes = grid(len(found), columns, (1.6, 1.6))

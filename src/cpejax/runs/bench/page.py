@@ -20,11 +20,13 @@ DIGITS |= {f"seconds_{what}": 1 for what in ("simulate", "fit", "draw")}
 TEXT = ("task", "variant", "published", "method", "solver", "note")
 
 
-def write_page(config: Config, folder: Path) -> None:
-    """Write `index.html` from the table and the figures' data."""
+def write_page(config: Config, folder: Path, *, draws: bool = True) -> None:
+    """Write `index.html` from the table, and with `draws` from draws and references too."""
     table = read_table(folder / RESULTS)
     figures = PageFigures()
-    drawn = [figures.add(figure.draw, figure.caption, figure.caption) for figure in all_figures(config, folder)]
+    drawn = [
+        figures.add(figure.draw, figure.caption, figure.caption) for figure in all_figures(config, folder, draws=draws)
+    ]
     by_method = means(table)
     grids = []
     for budget in sorted(set(by_method["budget"])):
