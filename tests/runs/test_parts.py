@@ -109,7 +109,7 @@ def test_parts_do_not_mix(here):
 
 
 def test_workers_of_the_command(here):
-    cpejax("simulate", "model.py", "--out", "run", "--simulations", 20)
+    cpejax("simulate", "model.py", "--out", "run", "--simulations", 20, "--workers", 2)
     cpejax("simulate", "model.py", "--out", "new", "--simulations", 20, "--workers", 1)
     one, other = simulations(here / "run"), simulations(here / "new")
     assert all(np.array_equal(one[name], other[name]) for name in one)
