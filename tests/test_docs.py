@@ -26,7 +26,7 @@ DOCS, TUTORIALS = ROOT / "docs", ROOT / "tutorials"
 MOST = 60
 RUN_ELSEWHERE = {"methods.md", "graphs.md", "checks.md"}  # by tests of what they are about, which compare results too
 QUICK = {"howto/from-sbi.md", "howto/groups.md"}  # in every run of the tests
-NOT_FOR_TYPING = {"tasks.md": 1}  # how many blocks, at the end, are files of the package
+NOT_FOR_TYPING = {"tasks.md": 1, "workers.md": 2}  # how many blocks, at the end, are files, or need a cluster
 PAGES = sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
 SCRIPTS = sorted(p.stem for p in TUTORIALS.glob("*.py"))
 MADE_BY_THE_BUILD = {"getting-started.md", "contributing.md", "changelog.md", "reference/command.md"}
@@ -50,33 +50,29 @@ def code_of(script: str) -> list[str]:
 def small(monkeypatch, no_training, tmp_path):
     """The package with small numbers, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CPEJAX_CACHE", str(tmp_path))
     simulate, fit, check, compare = cpe.simulate, cpe.fit, cpe.check, cpe.compare
-    sample, emulate = cpe.Posterior.sample, cpe.emulate
+    sample, short = cpe.Posterior.sample, cpe.Training(max_epochs=1)
 
     def tiny(method):
         wide = {"width": 8, "depth": 1, "hidden": 8, "components": 1}
         return dataclasses.replace(method, **wide) if isinstance(method, cpe.CPE) else method
 
-    def small_fit(model, simulations=None, *, method=None, fresh=None, **options):
-        del fresh  # nothing is trained on fresh simulations
+    def small_fit(model, simulations=None, *, method=None, training=None, fresh=None, **options):
+        del training, fresh
         if simulations is None:
             simulations = simulate(model, MOST, key=options["key"])
-        return fit(model, simulations, method=tiny(method or cpe.CPE()), **options)
+        return fit(model, simulations, method=tiny(method or cpe.CPE()), training=short, **options)
 
     def small_check(*args, n=1000, draws=1000, **options):
         del n, draws
         return check(*args, n=30, draws=20, **options)
-
-    def small_emulate(*args, method=None, training=None, **options):
-        del training
-        return emulate(*args, method=tiny(method or cpe.CPE()), training=cpe.Training(max_epochs=1), **options)
 
     for name, value in (("FEWEST_DRAWS", MOST), ("MOST_STEPS", 3), ("MOST_BLOCKS", 1)):
         monkeypatch.setattr(f"cpejax.inference.refine.{name}", value)
     monkeypatch.setattr(cpe, "simulate", lambda model, n, **options: simulate(model, min(n, MOST), **options))
     monkeypatch.setattr(cpe, "fit", small_fit)
     monkeypatch.setattr(cpe, "check", small_check)
-    monkeypatch.setattr(cpe, "emulate", small_emulate)
     monkeypatch.setattr(cpe, "compare", lambda *args, n=0, **options: compare(*args, n=MOST, **options))
     monkeypatch.setattr(cpe.Posterior, "sample", lambda self, n, *args, **kw: sample(self, min(n, MOST), *args, **kw))
     yield
@@ -91,8 +87,6 @@ def before(page: str, names: dict) -> dict:
     key, model, sims = jax.random.key(0), names["model"], names["simulations"]
     post = cpe.fit(model, sims, key=key)
     y = np.array([0.3, 1.2, -0.4])
-    if "emulat" in text:
-        post = dataclasses.replace(post, emulator=cpe.emulate(model, sims, key=key))
     draws = post.sample(30, given={"y": y}, key=key)
     posteriors = {"post": post, "posterior": post, "post_a": post, "post_b": post}
     return {**names, "jnp": jnp, "key": key, "sims": sims, "y": y, "y_obs": y, "draws": draws, **posteriors}
@@ -102,7 +96,9 @@ WITH_CODE = [page for page in PAGES if page not in RUN_ELSEWHERE and blocks(page
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, marks=() if p in QUICK else pytest.mark.slow) for p in WITH_CODE])
-def test_code_on_pages_runs(page, small, docstring_names):
+def test_code_on_pages_runs(page, small, docstring_names, monkeypatch):
+    if page == "emulation.md":
+        monkeypatch.setattr("cpejax.inference.fit.LONG", 0)  # however short training is, the simulator is learned
     names = {"__name__": "__main__", **before(page, docstring_names)}
     code = blocks(page)
     for block in code[: len(code) - NOT_FOR_TYPING.get(page, 0)]:
