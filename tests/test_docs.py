@@ -46,6 +46,13 @@ def code_of(script: str) -> list[str]:
     return [cell.source for cell in hook.cells((TUTORIALS / f"{script}.py").read_text("utf-8")) if cell.kind == "code"]
 
 
+@pytest.fixture(autouse=True)
+def _own_style():
+    """Tutorials set a style for the pages: it ends with the test."""
+    with plt.rc_context():
+        yield
+
+
 @pytest.fixture
 def small(monkeypatch, no_training, tmp_path):
     """The package with small numbers, in a folder of its own."""

@@ -49,17 +49,19 @@ def hired(text: str | None, model: ModelFile) -> Iterator[Any]:
         yield count
         return
     try:
-        jobqueue, distributed = (importlib.import_module(name) for name in ("dask_jobqueue", "distributed"))
+        names = ("dask", "dask_jobqueue", "distributed")
+        dask, jobqueue, distributed = (importlib.import_module(name) for name in names)
     except ImportError as error:
         raise Failure(f"--workers {text} needs dask-jobqueue ({error}): pip install 'cpejax[cluster]'.") from error
-    try:
-        cluster = jobqueue.SLURMCluster()
-    except (ValueError, TypeError) as error:
+    # Before there is a cluster: one that is built by half warns when it is forgotten.
+    missing = [name for name in ("cores", "memory") if dask.config.get(f"jobqueue.slurm.{name}", None) is None]
+    if missing:
         raise Failure(
-            f"--workers {text}: dask has no configuration of a job, or a wrong one ({' '.join(str(error).split())}). "
+            f"--workers {text}: dask's configuration of a job has no {' and no '.join(missing)}. "
             "Write it into ~/.config/dask/jobqueue.yaml, for instance: jobqueue: {slurm: {cores: 1, memory: 2GB, "
             'walltime: "02:00:00", queue: debug}}.'
-        ) from error
+        )
+    cluster = jobqueue.SLURMCluster()
     over = threading.Event()
     with cluster, distributed.Client(cluster) as client:
         keeper = threading.Thread(target=_revive, args=(cluster, count, over), daemon=True)
