@@ -64,7 +64,7 @@ def workers(kind, count):
     from distributed import Client, LocalCluster
 
     if kind == "dask":
-        cluster = LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
+        cluster = LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=":0")
     else:
         from dask_jobqueue import SLURMCluster
 

@@ -22,7 +22,7 @@ program, observed, data = sir.program, sir.observed, sir.data
 
 def main(simulations=10_000, draws=4_000, workers=2, **options):
     """Simulate on a cluster, train, and print the posterior."""
-    local = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+    local = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
     with local as cluster, Client(cluster) as client:
         sims = cpe.simulate(program, simulations, key=jax.random.key(0), workers=client, timeout=60)
     posterior = cpe.fit(program, sims, key=jax.random.key(1), **options)

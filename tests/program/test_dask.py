@@ -18,7 +18,7 @@ KEY = jax.random.key(0)
 def client():
     """Two processes; as a user's, they neither check annotations nor turn warnings into errors."""
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit=0) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", memory_limit=0) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -54,7 +54,7 @@ def test_dask_returns_what_one_returns_alone(client, tmp_path):
 
 
 def test_a_client_that_is_closed():
-    with LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster:
         closed = Client(cluster)
         closed.close()
         with pytest.raises(RuntimeError, match="given as workers takes no more work: its client is closed"):

@@ -86,11 +86,11 @@ def test_the_next_stage_takes_the_parts_that_are_there(here, monkeypatch):
     # What was trained stays as it is until it is said otherwise.
     path.unlink()
     record = json.loads((here / "run" / "run.json").read_text())
-    record["stages"]["fit"] = {"inputs": {}, "files": {}}
+    record["stages"]["fit"] = {"inputs": record["begun"].pop("fit"), "files": {}}
     (here / "run" / "run.json").write_text(json.dumps(record))
     out = cpejax("fit", "model.py", "--out", "run", code=1)
     assert "Parts 1-3 of 3 were there when the model was trained, 1, 3 are now: --restart trains on all of them" in out
-    assert "20 simulations, parts 1-3 of 3," in cpejax("simulate", "model.py", "--out", "run", "--restart")
+    assert "parts 1-3 of 3, from before" in cpejax("simulate", "model.py", "--out", "run", "--restart")
 
 
 def test_parts_do_not_mix(here):
