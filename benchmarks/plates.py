@@ -201,7 +201,7 @@ def tables(results):
         r = results[name]
         about = MODELS[name].__doc__.rstrip(".").replace("\n", " ")
         cells = [f"{np.mean(r['c2st']):.3f}", f"{max(r['mean']):.2f}", f"{max(r['sd']):.2f}"]
-        rows.append([about, *cells, f"{np.mean(r['refined']['c2st']):.3f}"])
+        rows.append([about, *cells, f"{np.mean(r['refined']['c2st']):.3f}" if "refined" in r else "–"])
     head = ["model", "C2ST", "largest error of a mean, in sd", "largest relative error of an sd", "C2ST, refined"]
     fill(PAGE, {"plates": table(head, rows)})
 
