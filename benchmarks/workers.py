@@ -26,7 +26,7 @@ from cpejax.util.files import pack_arrays, write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "workers.json"
 PAGE = Path(__file__).parents[1] / "docs" / "workers.md"
-ROWS = {1: 4000, 10: 1000, 100: 100, 1000: 10}
+ROWS = {1: 4000, 10: 1000, 100: 100}
 """Rows by the milliseconds of the simulator."""
 WORDS = {"processes": "2 processes", "dask": "2 processes of dask", "slurm": "a job of Slurm, by dask-jobqueue"}
 

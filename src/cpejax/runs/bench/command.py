@@ -95,7 +95,7 @@ def _follow(command: list[str], log: Path, lock: int) -> int:
 def duration(seconds: float) -> str:
     """Seconds in words.
 
-    >>> duration(42), duration(600), duration(9000)
+    >>> duration(42.0), duration(600.0), duration(9000.0)
     ('42 s', '10 min', '2 h 30 min')
     """
     if seconds < 90:
