@@ -11,7 +11,6 @@ every standard deviation within 10 %.
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 import jax
@@ -165,15 +164,19 @@ def matrix(draws, names):
     return np.concatenate([np.asarray(draws[n]).reshape(len(draws[n]), -1) for n in names], axis=1)
 
 
-def run(name, simulations, steps=None):
+def run(name, simulations, steps=None, models=None):
     """How far the draws for each observation are from those of NUTS."""
     program = MODELS[name]
-    began = time.perf_counter()
     model = cpe.Model(program, observed=["y"])
-    rows = cpe.simulate(model, simulations, key=jax.random.key(0))
-    training = cpe.Training() if steps is None else cpe.Training(steps=steps)
-    posterior = cpe.fit(model, rows, key=jax.random.key(1), training=training, progress=False)
-    seconds = time.perf_counter() - began
+    folder = Path(models) / name if models else None
+    if folder is not None and folder.exists():
+        posterior = cpe.load(folder, model)
+    else:
+        rows = cpe.simulate(model, simulations, key=jax.random.key(0))
+        training = cpe.Training() if steps is None else cpe.Training(steps=steps)
+        posterior = cpe.fit(model, rows, key=jax.random.key(1), training=training, progress=False)
+        if folder is not None:
+            posterior.save(folder)
     plain, refined = ({"c2st": [], "mean": [], "sd": []} for _ in range(2))
     for seed, y in enumerate(observations(name, program)):
         reference = matrix(nuts(program, jnp.asarray(y), seed), posterior.graph.parameters)
@@ -182,7 +185,7 @@ def run(name, simulations, steps=None):
             draws = {n: tree.posterior[n].values[0] for n in posterior.graph.parameters}
             compare(out, matrix(draws, draws), reference)
     used = posterior.history.emulation.get("used", "not tried")
-    about = {"simulations": simulations, "steps": steps or "default", "emulated": used, "seconds": round(seconds, 1)}
+    about = {"simulations": simulations, "steps": steps or "default", "emulated": used}
     return {**plain, "refined": refined, **about}
 
 
@@ -213,6 +216,7 @@ def main():
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--simulations", type=int, default=10_000)
+    parser.add_argument("--models", help="a folder of fits, which are saved there, or read if they are there")
     parser.add_argument(
         "--steps", type=int, help="of training, for a quicker look; the default is that of cpe.Training"
     )
@@ -223,7 +227,7 @@ def main():
         return
     for name in options.models or MODELS:
         if name not in results or options.again:
-            results[name] = run(name, options.simulations, options.steps)
+            results[name] = run(name, options.simulations, options.steps, options.models)
             print(name, results[name], flush=True)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -213,9 +213,14 @@ def test_heavy_tails_and_data_beyond_all_simulations_blow_up_nothing(capsys):
     capsys.readouterr()
 
 
+FAR = pytest.mark.xfail(
+    reason="a datum 258 errors from zero: its coefficient's standard deviation is ten times too wide"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.xfail(reason="a datum 258 errors from zero: its coefficient's mean is 2 % off, 6 standard deviations")
-def test_a_horseshoe_is_not_extrapolated():
+@pytest.mark.parametrize("refine", [pytest.param(False, marks=FAR), True])
+def test_a_horseshoe_is_not_extrapolated(refine):
     """Coefficients whose scales have half-Cauchy priors, against NUTS for one observation: means and spreads."""
 
     def program(y=None):
@@ -227,10 +232,15 @@ def test_a_horseshoe_is_not_extrapolated():
 
     data = cpe.simulate(cpe.Model(program, observed=["y"]), 5000, key=jax.random.key(0))
     posterior = cpe.fit(
-        cpe.Model(program, observed=["y"]), data, key=jax.random.key(1), training=cpe.Training(steps=3000)
+        cpe.Model(program, observed=["y"]),
+        data,
+        key=jax.random.key(1),
+        training=cpe.Training(steps=3000),
+        emulate=False,
     )
     y = cpe.simulate(cpe.Model(program, observed=["y"]), 3, key=jax.random.key(11))["y"][0]
-    found = posterior.sample(4000, given={"y": y}, key=jax.random.key(3)).posterior["beta"].values[0]
+    drawn = posterior.sample(4000, given={"y": y}, key=jax.random.key(3), refine=refine).posterior
+    found = drawn["beta"].values[0]
     mcmc = MCMC(NUTS(program, target_accept_prob=0.95), num_warmup=1000, num_samples=4000, progress_bar=False)
     mcmc.run(jax.random.key(5), y)
     exact = np.asarray(mcmc.get_samples()["beta"])

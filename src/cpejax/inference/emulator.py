@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,6 +45,9 @@ MOST_NODES = 32
 """The maximum number of scalars that one member of all data sites has together, for which `fit` trains an emulator by
 itself: each scalar is drawn by a network of its own that reads those before it, so that 32 of them take ten times as
 long to train as three parameters."""
+MEMBERS = 4
+"""Members of a plate that a step of an emulator's training reads, of a plate more than twice as large. Each member of
+each simulation is an example, so that a batch has hundreds of them with a few members already."""
 SIMULATION_STEPS = 10
 """Steps of Euler's method in an emulated simulation."""
 LIKELIHOOD_STEPS = 2
@@ -233,6 +237,7 @@ def build_forward(
     """The flow of the forward program; `like`: the `description` of one that it is to be built alike."""
     values = {name: jnp.asarray(simulations[name], float) for name in graph.sites}
     coordinates = DataCoordinates(program, graph, values, like["counts"] if like else None)
+    method = replace(method, members=min(method.members, MEMBERS))
     return method.compile(coordinates, forward(graph), simulations, key=key, like=like)
 
 

@@ -116,7 +116,7 @@ class AncestralFlow(SamplingFlow):
             self.summaries[name] = Standardise(np.asarray(results), None if known is None else known[name])
         sizes = {n: z[sites[n].origin].shape[-1] for n in conditional.order}
         columns = {name: s.size for name, s in self.summaries.items()}
-        self.plan = layout(conditional, sizes, features, columns, embedded, alike)
+        self.plan = layout(conditional, sizes, features, columns, embedded, alike, like is None or "measured" in like)
         rng = np.random.default_rng(key_words(key))
         uniform = coordinates.uniform
         sizes_of_nets = (width, depth, hidden, components, rng, like is None or "relative" in like)
@@ -128,6 +128,8 @@ class AncestralFlow(SamplingFlow):
         about = {"heavy": {name: list(s.heavy) for name, s in self.standard.items()}}
         if self.groups[0].mixture.shape[1] % 3 == OF_ALL:
             about["relative"] = {}
+        if self.plan.all_measured:
+            about["measured"] = {}
         if self.summaries:
             about["summaries"] = {name: list(s.heavy) for name, s in self.summaries.items()}
         if isinstance(self.coordinates, DataCoordinates):

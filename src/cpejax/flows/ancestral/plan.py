@@ -81,6 +81,7 @@ class Layout:
     summaries: dict[str, tuple[Table, slice]] = field(default_factory=dict)  # where their results are, and moments
     relative: dict[str, slice] = field(default_factory=dict)  # of members relative to their plate: where they are
     measured: dict[str, tuple[str, slice]] = field(default_factory=dict)  # the datum of a parameter, and its columns
+    all_measured: bool = True  # see `_measured`
 
     @property
     def graph(self) -> Graph:
@@ -103,13 +104,14 @@ def layout(
     summaries: Mapping[str, int] | None = None,
     embedded: frozenset[str] = frozenset(),
     alike: Collection[str] = (),
+    all_measured: bool = True,
 ) -> Layout:
     """Plan the flow for a posterior program.
 
     **Arguments:** `sizes`, the coordinates of one member of each parameter; `features`, the feature columns of one
     member of each site; `summaries`, the columns of the standardised results of each of the `regressions`; `embedded`,
     the program's sites whose features are trained; `alike`, the data sites that are read relative to their plate, of
-    whose moments the other `summaries` are.
+    whose moments the other `summaries` are; `all_measured`, see `_measured`.
     """
     graph = posterior.graph
     order = tuple(graph.plates)
@@ -120,7 +122,7 @@ def layout(
     chain: dict[str, slice] = {}
     products: dict[str, slice] = {}
     relative: dict[str, slice] = {}
-    data = _measured(graph)
+    data = _measured(graph, all_measured)
     measured: dict[str, tuple[str, slice]] = {}
     for name, site in graph.sites.items():
         table = Table("data" if site.observed else "parameters", plates[name])
@@ -185,14 +187,16 @@ def layout(
         results,
         relative,
         measured,
+        all_measured,
     )
 
 
-def _measured(graph: Graph) -> dict[str, str]:
-    """Parameters of members that differ, each with a datum of its own kind: both real, one value for each member.
+def _measured(graph: Graph, everywhere: bool) -> dict[str, str]:
+    """Parameters of members, each with a datum of its own kind: both real, one value for each member.
 
     If the datum is the parameter with an error, then in the parameter's own coordinate, whose scale other parameters
-    set, it is what a small error makes certain, and networks would have to learn to divide.
+    set, it is what a small error, or a datum far from the others, makes certain, and networks would have to learn to
+    divide. Not `everywhere`: only where members differ; so do flows that were saved without a mark of it.
     """
     differ = {p for c in graph.constants.values() for p in c.plates}
     out: dict[str, str] = {}
@@ -202,7 +206,7 @@ def _measured(graph: Graph) -> dict[str, str]:
             datum = graph.sites[child]
             alike = (site.dims, site.shape, site.support) == (datum.dims, datum.shape, datum.support)
             scalar = site.support == "real" and not site.event_shape and not site.index
-            if datum.observed and alike and scalar and differ & set(site.plates):
+            if datum.observed and alike and scalar and set(site.plates) & (set(graph.plates) if everywhere else differ):
                 out.setdefault(name, child)
     return out
 
