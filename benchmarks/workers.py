@@ -5,7 +5,10 @@
     python benchmarks/workers.py --tables       # the tables in docs/workers.md, from the results
 
 Simulators sleep, so that the figures are of the overhead, not of the processor. Each batch that comes back is written
-to disk, as with a checkpoint. Results are written to benchmarks/results/workers.json.
+to disk, as with a checkpoint. The overhead of a row is the time that all rows take, with workers that are there and
+have the simulator, times the number of workers, divided by the number of rows, less what the simulator takes: waiting
+for the slowest worker at the end counts. What it takes until the first row is back is measured separately. Results are
+written to benchmarks/results/workers.json.
 """
 
 import argparse
@@ -26,13 +29,14 @@ from cpejax.util.files import pack_arrays, write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "workers.json"
 PAGE = Path(__file__).parents[1] / "docs" / "workers.md"
-ROWS = {1: 4000, 10: 1000, 100: 100}
-"""Rows by the milliseconds of the simulator."""
-WORDS = {"processes": "2 processes", "dask": "2 processes of dask", "slurm": "a job of Slurm, by dask-jobqueue"}
+ROWS = {1: 4000, 10: 1000, 100: 100, 1000: 20}
+"""Rows of each worker, by the milliseconds of the simulator."""
+WORKERS = 2
+WORDS = {"processes": "2 processes", "dask": "2 processes of dask", "slurm": "2 jobs of Slurm, by dask-jobqueue"}
 
 
 def seconds(crew, milliseconds, rows):
-    """What rows take from the first batch that comes back to the last, for each row."""
+    """What all rows take, by workers that are there and have the simulator."""
 
     def simulator(rng, x):
         time.sleep(milliseconds / 1000)
@@ -40,19 +44,22 @@ def seconds(crew, milliseconds, rows):
 
     function = cloudpickle.dumps(simulator)
     crew.prepare([function])
+    _run(crew, function, 2 * WORKERS)
+    return _run(crew, function, rows)
+
+
+def _run(crew, function, rows):
     seeds = np.zeros((rows, 2), np.uint32)
     units = list(np.arange(rows)[:, None])
     given = Rows(Call(function, (), False, False, None), "simulator", seeds, [np.zeros(rows)], units)
-    arrivals = []
     with tempfile.TemporaryDirectory() as folder:
 
         def arrived(which, data):
             write_atomically(Path(folder) / f"rows-{which[0]}", pack_arrays({"rows": which, "data": data}, {}))
-            arrivals.append((time.monotonic(), len(which)))
 
+        began = time.monotonic()
         Dispatch(given, range(rows), crew, Limits(), arrived, lambda *_: None).run()
-    (first, before), (last, _) = arrivals[0], arrivals[-1]
-    return (last - first) / (rows - before)
+        return time.monotonic() - began
 
 
 @contextmanager
@@ -75,14 +82,22 @@ def workers(kind, count):
         yield client
 
 
-def overheads(kind, count):
-    """Milliseconds of overhead of a row, by the milliseconds of its simulator."""
+def overheads(kind):
+    """Milliseconds of overhead of a row, by the milliseconds of its simulator, and the seconds until a first row."""
+    began = time.monotonic()
     out = {}
-    with workers(kind, count) as given:
+    with workers(kind, WORKERS) as given:
         for milliseconds, rows in ROWS.items():
             crew = crew_of(given)
             try:
-                taken = seconds(crew, milliseconds, rows * count) * count
+                if not out:
+                    function = cloudpickle.dumps(lambda *x: x[1])
+                    crew.prepare([function])
+                    _run(crew, function, 1)
+                    out["start"] = round(time.monotonic() - began, 1)
+                    crew.close()
+                    crew = crew_of(given)
+                taken = seconds(crew, milliseconds, rows * WORKERS) / rows
             finally:
                 crew.close()
             out[str(milliseconds)] = round(1000 * taken - milliseconds, 2)
@@ -104,8 +119,12 @@ def speedup():
 
 def tables(results):
     """Put the results into the page."""
-    head = ["simulator", *(f"{ms:,} ms" for ms in ROWS)]
-    rows = [[WORDS[kind], *(results[kind].get(str(ms), "") for ms in ROWS)] for kind in WORDS if kind in results]
+    head = ["simulator", *(f"{ms:,} ms" for ms in ROWS), "first row after"]
+    rows = [
+        [WORDS[kind], *(results[kind][str(ms)] for ms in ROWS), f"{results[kind]['start']} s"]
+        for kind in WORDS
+        if kind in results
+    ]
     faster = f"2,000 rows of 10 ms take two processes 1/{results['speedup']} of the time of one."
     fill(PAGE, {"overhead": table(head, rows) + "\n\n" + faster})
 
@@ -118,7 +137,7 @@ if __name__ == "__main__":
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if not arguments.tables:
         for kind in arguments.kinds:
-            found[kind] = overheads(kind, 1 if kind == "slurm" else 2)
+            found[kind] = overheads(kind)
             if kind == "processes":
                 found["speedup"] = speedup()
             RESULTS.write_text(json.dumps(found, indent=1) + "\n")

@@ -19,12 +19,14 @@ from cpejax.inference.fresh import EmulatedRows, SimulatedRows
 from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.progress import Bar
-from cpejax.inference.rows import check_probe, check_simulations, model_of, prepare
+from cpejax.inference.rows import check_folder, check_probe, check_simulations, model_of, prepare
 from cpejax.inference.scores import gain, score_held_out, score_refined
 from cpejax.inference.settings import DIVERGED, History, Training
+from cpejax.inference.streamed import Blocks, StreamedRows, held_out_of, in_blocks, is_streamed
 from cpejax.inference.training import LONG, Fresh, split, train
 from cpejax.inference.values import centre, centred
 from cpejax.program.model import Model, as_model
+from cpejax.program.opened import OpenSimulations
 from cpejax.program.probe import Probe, Prober
 from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations, check_count, offsets
@@ -56,7 +58,8 @@ def fit(
 
     - `model`: a `cpe.Model`, or a NumPyro program without arguments.
     - `simulations`: from `cpe.simulate`, or any `{site: (n, *shape)}` with every site of the program. Without any,
-        they are simulated, and `fresh` is meant.
+        they are simulated, and `fresh` is meant. Those of `cpe.open_simulations` stay on disk where they are larger
+        than 1 GiB in float32: they are read block by block while it trains, and `emulate` is off.
     - `key`: a JAX key: the same key, versions and machine give the same posterior.
     - `method`: `cpe.CPE()` by default.
     - `training`: `cpe.Training()` by default.
@@ -97,8 +100,13 @@ def fit(
     model = model_of(model, simulations)
     if fresh:
         SimulatedRows.check(model)
-    rows = check_simulations(simulations, model.graph)
+    blocks = Blocks(simulations, model.graph, key=jax.random.fold_in(key, 6)) if is_streamed(simulations) else None
+    rows = check_simulations(blocks.sample() if blocks else simulations, model.graph)
+    if isinstance(simulations, OpenSimulations):
+        rows.probe = check_folder(simulations, model.graph)
     without = "fresh simulations need none" if fresh else why_not(model, method, rows.dropped)
+    if blocks and not fresh:
+        without = "the simulations are read block by block, and an emulator is learned from those in memory"
     if emulate and without:
         raise ValueError(f"emulate=True, but {without}.")
     probe = check_probe(rows, Prober(model.bound, model.graph))
@@ -112,16 +120,25 @@ def fit(
     bar = Bar(progress)
     folder = None if checkpoint is None else Path(checkpoint)
     with Interrupt() as interrupt:
-        this = _Fit(model, rows, offset, probe, method, settings, int(ensemble), key, folder, bar, interrupt)
+        options = held_out_of(settings, blocks) if blocks else settings
+        this = _Fit(model, rows, offset, probe, method, options, int(ensemble), key, folder, bar, interrupt)
+        source: SimulatedRows | StreamedRows | None = None
         if fresh:
             source = SimulatedRows(this.flow, this.rows.n, key=jax.random.fold_in(key, 3))
             flow, history = this.train(source, "fresh")
-            if source.note:
-                bar.say(source.note)
+            emulator = None
+        elif blocks:
+            blocks.hold_out(blocks.sampled[this.split[0]], settings.batch_size)
+            bar.say(blocks.words)
+            this.settings = in_blocks(this.settings, blocks)
+            source = StreamedRows(blocks, this.flow, offset)
+            flow, history = this.train(source)
             emulator = None
         else:
             flow, history = this.train()
             flow, history, emulator = this.emulate(flow, history, emulate, without)
+    if source is not None and source.note:
+        bar.say(source.note)
     if interrupt.came and not history.stopped.startswith("interrupted"):  # between epochs, or while an emulator learned
         history.stopped = f"interrupted after all of its {len(history.train)} epochs"
     if history.stopped.startswith("interrupted"):
@@ -139,7 +156,7 @@ def fit(
             f"Warning: the posterior is no better than the prior. {history.score} Either the data say nothing about "
             "the parameters, or more simulations or another method (embed=) are needed."
         )
-    n = rows.n + (source.made if fresh else 0)
+    n = rows.n + (source.made if source else 0)
     return Posterior(flow, model, method, settings, history, n, offset, probe, emulator)
 
 

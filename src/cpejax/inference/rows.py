@@ -15,6 +15,7 @@ from cpejax.coordinates.prior import Values
 from cpejax.inference.values import numbers, plates
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model, as_model
+from cpejax.program.opened import OpenSimulations
 from cpejax.program.probe import Probe, Prober, say_doubtful
 from cpejax.program.simulations import Simulations, finite, say_without_digits, words
 from cpejax.program.simulator import Program
@@ -29,7 +30,8 @@ def model_of(model: Model | Program, simulations: Mapping[str, Any]) -> Model:
     return made if made is not None and same else as_model(model, simulations.observed)
 
 
-def check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulations:
+def check_sites(simulations: Mapping[str, Any], graph: Graph) -> None:
+    """Simulations have the sites of the program."""
     if not isinstance(simulations, Mapping):
         raise TypeError(
             f"simulations must be a dict of arrays, as cpe.simulate returns; found {type(simulations).__name__}."
@@ -41,6 +43,11 @@ def check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulatio
             f"The simulations {f'have no site {missing}' if missing else f'have the sites {extra}'}, but the program "
             f"{f'has {list(graph.sites)}' if missing else 'has not'}. They may be of another program."
         )
+
+
+def check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulations:
+    """The simulations that are finite, of the program's sites; those of another program are an error."""
+    check_sites(simulations, graph)
     values = {name: numbers(simulations[name], f"simulations['{name}']") for name in graph.sites}
     n = len(next(iter(values.values()))) if next(iter(values.values())).ndim else 0
     for name, x in values.items():
@@ -66,6 +73,16 @@ def check_simulations(simulations: Mapping[str, Any], graph: Graph) -> Simulatio
     return out
 
 
+def check_folder(opened: OpenSimulations, graph: Graph) -> Probe:
+    """What the program gave that simulated a folder, which must have the same graph."""
+    if opened.program != graph.fingerprint:
+        raise ValueError(
+            f"The simulations in {opened.folder} are of another program: its sites, their shapes, families or "
+            "dependencies differ. Give fit the program that simulated them, with the same data sites."
+        )
+    return opened.probe()
+
+
 def check_probe(rows: Simulations, prober: Prober) -> Probe:
     """What the program gives at the simulations; those of another program are an error."""
     if rows.probe is None:
@@ -85,8 +102,8 @@ def _prepare_chunk(flow: Any, values: Values) -> tuple[Any, Array]:
     return flow.prepare(values), jax.vmap(flow.coordinates.in_support)(values)
 
 
-def prepare(flow: Any, rows: Simulations, chunk: int = 10_000) -> Any:
-    """What training reads of the simulations, in chunks that bound memory."""
+def prepare(flow: Any, rows: Simulations, chunk: int = 10_000, numbers: np.ndarray | None = None) -> Any:
+    """What training reads of the simulations, in chunks that bound memory; `numbers` are their names in errors."""
     pieces = -(-rows.n // chunk)
     size = -(-rows.n // pieces)
     parts, inside = [], []
@@ -99,9 +116,11 @@ def prepare(flow: Any, rows: Simulations, chunk: int = 10_000) -> Any:
     outside = np.flatnonzero(~np.concatenate(inside))
     if len(outside) > 0.01 * rows.n:  # a few stand on the edge of a support, and by rounding outside
         row = int(outside[0])
+        named = row if numbers is None else int(numbers[row])
         sites = flow.coordinates.outside({name: jnp.asarray(x[row], float) for name, x in rows.items()})
         raise ValueError(
             f"{len(outside)} of {rows.n} simulations have parameters outside the prior's support, the first "
-            f"in row {row}: {', '.join(f'{n} = {words(rows[n][row])}' for n in sites)}. They may be of another program."
+            f"in row {named}: {', '.join(f'{n} = {words(rows[n][row])}' for n in sites)}. They may be of another "
+            "program."
         )
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)

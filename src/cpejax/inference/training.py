@@ -87,9 +87,10 @@ def train(
     n = len(jax.tree.leaves(rows)[0])
     key_split, key_epochs, key_parts = jax.random.split(key, 3)
     order, held_out = _order(n, settings, key_split)
+    order = order if fresh is None else order[:held_out]
     shuffled = jax.tree.map(lambda x: np.asarray(x)[order], rows)
-    first = None if fresh is None else fresh(0)
-    n_training = n - held_out if first is None else len(jax.tree.leaves(first)[0])
+    made = {} if fresh is None else {0: fresh(0)}  # until it is used: rows of one epoch may be much of the memory
+    n_training = n - held_out if fresh is None else len(jax.tree.leaves(made[0])[0])
     batch = min(settings.batch_size, n_training)
     batches = n_training // batch
     epochs = settings.epochs(batches)
@@ -138,7 +139,8 @@ def train(
         """The rows of each part."""
         if fresh is None:
             return training_rows
-        found = first if epoch == 0 else fresh(epoch)
+        found = made.pop(epoch) if epoch in made else fresh(epoch)
+        made.clear()
         return [devices.everywhere(jax.device_put(flow.rows_of_part(part.rest, found))) for part in parts]
 
     training_rows = devices.everywhere(training_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from cpejax.program.probe import Probe
 from cpejax.util.files import Unusable
 from cpejax.util.messages import say
 
@@ -41,7 +43,7 @@ class OpenSimulations(Mapping[str, np.ndarray]):
                 raise Unusable(f"{path} has other sites, or shapes, than {found[0]}: it is of another program.")
             self.sizes[path] = next(iter(shapes.values()))[0]
             runs.add(json.dumps({name: value for name, value in run.items() if name != "part"}))
-            whole = int(run["n"])
+            whole, self.program = int(run["n"]), str(run["program"])
         if len(runs) > 1:
             raise Unusable(f"{folder} has parts of several runs (program, number or key).")
         if self.n < whole:
@@ -52,11 +54,25 @@ class OpenSimulations(Mapping[str, np.ndarray]):
         """How many simulations there are."""
         return sum(self.sizes.values())
 
+    @property
+    def bytes(self) -> int:
+        """How large they are in float32, in which networks are trained."""
+        return 4 * self.n * sum(math.prod(shape) for shape in self.shapes.values())
+
+    def probe(self) -> Probe:
+        """What the program gave that simulated them."""
+        with safe_open(next(iter(self.sizes)), "numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys() if name.startswith("probe.")}  # noqa: SIM118
+            return Probe.restored(arrays, json.loads(file.metadata()["probe"]))
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
 
     def __len__(self) -> int:
         return len(self.shapes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes  # a mapping's own would read the site
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.rows(name, 0, self.n)
@@ -93,8 +109,8 @@ def open_simulations(folder: str | Path) -> OpenSimulations:
 
     - `folder`: the `checkpoint` of `cpe.simulate`, or the folder `parts` of a run.
 
-    **Returns:** a mapping `{site: (n, *shape)}`, which `cpe.fit` takes as it takes that of `cpe.simulate`. `fit` reads
-    all of them into memory.
+    **Returns:** a mapping `{site: (n, *shape)}`, which `cpe.fit` takes as it takes that of `cpe.simulate`. More than
+    1 GiB, in float32, is not read into memory, but block by block.
 
     >>> import tempfile
     >>> def double(rng, mu):

@@ -58,8 +58,7 @@ def finite(
 ) -> Simulations:
     """The simulations whose values are all finite, in float32; a larger share of others is an error."""
     n = len(next(iter(values.values())))
-    with np.errstate(over="ignore"):
-        good = {name: np.isfinite(np.asarray(values[name], np.float32)).reshape(n, -1).all(1) for name in graph.sites}
+    good = finite_rows(values, graph)
     every = np.all(list(good.values()), axis=0)
     bad = int(n - every.sum())
     if bad:
@@ -77,6 +76,13 @@ def finite(
             )
         say(f"{what}. They are left out.", console)
     return Simulations({name: np.asarray(x)[every] for name, x in values.items()}, graph, bad)
+
+
+def finite_rows(values: Mapping[str, np.ndarray], graph: Graph) -> dict[str, np.ndarray]:
+    """Which simulations have finite values in float32, `{site: (n,)}`."""
+    with np.errstate(over="ignore"):
+        found = {name: np.isfinite(np.asarray(values[name], np.float32)) for name in graph.sites}
+    return {name: np.asarray(x.reshape(len(x), -1).all(1)) for name, x in found.items()}
 
 
 FEW_STEPS = 10_000
