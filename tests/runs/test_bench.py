@@ -70,8 +70,9 @@ def test_names():
         "sbibm.sir": "sbibm/sir",
         "coin": "a/coin.py",
     }
-    runs = list(Config(tasks=["tree"], methods=["CPE", "FMPE"], budgets=[10, 20], seeds=[1]).runs())
-    assert [run.path for run in runs] == ["tree/CPE/10-1", "tree/FMPE/10-1", "tree/CPE/20-1", "tree/FMPE/20-1"]
+    runs = list(Config(tasks=["tree"], methods=["CPE", "FMPE"], budgets=[10, 20], seeds=[1, 2]).runs())
+    assert [run.path for run in runs[:4]] == ["tree/CPE/10-1", "tree/CPE/10-2", "tree/FMPE/10-1", "tree/FMPE/10-2"]
+    assert {run.budget for run in runs[4:]} == {20}
 
 
 def test_observations():
@@ -366,6 +367,38 @@ def test_commands():
     assert "no task 'moons'" in run.output
     listed = CliRunner().invoke(app, ["tasks"]).output
     assert "sbibm/lotka_volterra" in listed
+
+
+NOTES_ORDER = """
+import pathlib, sys
+
+rule, *of = sys.argv[3:]
+with open("order.txt", "a") as file:
+    print(rule, *of, file=file)
+run = "/".join(of[:2] + ["-".join(of[2:])])
+made = {"reference": [f"references/{of[0]}.npz"] if of else [], "simulations": ["simulations/" + run.replace("-/", "")]}
+made["simulations"][0] += ".npz"
+made |= {"all": [f"metrics/{run}.csv", f"metrics/{run}.npz"], "table": ["results.csv"], "page": ["index.html"]}
+for path in map(pathlib.Path, made.get(rule, ["figures/a.svg"])):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+"""
+
+
+def test_the_most_important_rows_come_first(tmp_path):
+    """Fits run in the order of the config, each right after what it is made of."""
+    pytest.importorskip("snakemake")
+    stub = tmp_path / "python"
+    stub.write_text(f"#!{sys.executable}\n{NOTES_ORDER}")
+    stub.chmod(0o755)
+    options = Config(tasks=["tree", "slcp"], methods=["FMPE", "CPE"], budgets=[10, 20], seeds=[1, 0])
+    options.write(tmp_path)
+    workflow = json.loads((tmp_path / config.WORKFLOW).read_text())
+    (tmp_path / config.WORKFLOW).write_text(json.dumps({**workflow, "python": str(stub)}))
+    subprocess.run(command.snakemake(tmp_path, ["--cores", "2"]), check=True)
+    rows = [line.split() for line in (tmp_path / "order.txt").read_text().splitlines()]
+    assert [row[1:] for row in rows if row[0] == "all"] == [list(map(str, run)) for run in options.runs()]
+    assert [row[0] == "all" for row in rows[:6]] == [False, False, True] * 2
 
 
 @pytest.mark.slow

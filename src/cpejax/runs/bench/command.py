@@ -51,12 +51,8 @@ def run_workflow(config: Config, folder: Path, *, jobs: int, slurm: bool, more: 
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder) as lock:
         config.write(folder)
-        command = [sys.executable, "-m", "snakemake", "--snakefile", str(SNAKEFILE), "--directory", str(folder)]
-        command += ["--configfile", str(folder.resolve() / WORKFLOW), "--nocolor"]
-        # What is done stays done, unless what it was made of is newer: a changed library does not undo results.
-        command += ["--rerun-incomplete", "--rerun-triggers", "mtime", "--keep-going", "--nolock"]
-        command += ["--jobs" if slurm else "--cores", str(jobs), *(SLURM if slurm else ()), *more]
-        code, signals = _follow(command, folder / LOG, lock)
+        where = ["--jobs" if slurm else "--cores", str(jobs), *(SLURM if slurm else ()), *more]
+        code, signals = _follow(snakemake(folder, where), folder / LOG, lock)
     if signals:
         Console(stderr=True).print(Text(f"Interrupted. {how_to_resume(folder)}"), soft_wrap=True)
         raise typer.Exit(128 + signals[0])
@@ -66,6 +62,16 @@ def run_workflow(config: Config, folder: Path, *, jobs: int, slurm: bool, more: 
             f"Some jobs failed: {folder / LOG} says which and why. What is done is kept: the same command resumes."
         )
     return page
+
+
+def snakemake(folder: Path, more: list[str]) -> list[str]:
+    """The command of Snakemake that does what is not done yet in a folder that has a config."""
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(SNAKEFILE), "--directory", str(folder)]
+    command += ["--configfile", str(folder.resolve() / WORKFLOW), "--nocolor"]
+    # What is done stays done, unless what it was made of is newer: a changed library does not undo results.
+    command += ["--rerun-incomplete", "--rerun-triggers", "mtime", "--keep-going", "--nolock"]
+    command += ["--scheduler", "greedy"]  # the next by priority, without a solver of integer programs
+    return [*command, *more]
 
 
 @contextmanager
