@@ -8,7 +8,7 @@ PEERS_PYTHON := .venv-peers/bin/python
 PEERS_INSTALLED := .venv-peers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-slurm lint format docs docs-serve peers speed bench bench-smoke clean
+.PHONY: help setup demo test test-slow test-slurm lint format docs docs-serve peers speed bench bench-table bench-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -55,9 +55,13 @@ peers: $(PEERS_INSTALLED)  ## create .venv-peers, with what the benchmarks compa
 speed: $(INSTALLED) $(PEERS_INSTALLED)  ## measure the speed beside a peer (idle machine, minutes)
 	$(PYTHON) benchmarks/speed.py
 
-bench: $(BENCH_INSTALLED)  ## all tasks and methods, 10,000 simulations, into bench/ (many hours; resumes)
+bench: $(BENCH_INSTALLED)  ## all tasks and methods, 10,000 and 100,000 simulations, into bench/ (many hours; resumes)
 	.venv/bin/cpejax data sbibm
-	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --out bench
+	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --budgets 10000 --seeds 0,1,2,3,4 --out bench
+	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --budgets 100000 --seeds 0 --out bench
+
+bench-table: $(INSTALLED)  ## put what is done in bench/ into the committed table, the documentation and the README
+	$(PYTHON) benchmarks/bench.py bench
 
 bench-smoke: $(BENCH_INSTALLED)  ## the benchmark's whole workflow on two tasks, with little of everything (minutes)
 	rm -rf bench-smoke

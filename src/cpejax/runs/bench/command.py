@@ -36,7 +36,7 @@ STEPS = re.compile(r"(\d+) of (\d+) steps \(\d+%\) done")
 SLURM = ("--executor", "slurm", "--retries", "1", "--default-resources", "mem_mb=3000", "runtime=60")
 
 
-def run_workflow(config: Config, folder: Path, *, jobs: int, slurm: bool, more: list[str]) -> Path:
+def run_workflow(config: Config, folder: Path, jobs: int, slurm: bool, more: list[str]) -> Path:
     """Run what is not done yet; the page.
 
     **Arguments:**
@@ -62,6 +62,18 @@ def run_workflow(config: Config, folder: Path, *, jobs: int, slurm: bool, more: 
             f"Some jobs failed: {folder / LOG} says which and why. What is done is kept: the same command resumes."
         )
     return page
+
+
+def write_results(config: Config, folder: Path) -> Path:
+    """Table, figures and page of what is done, also while jobs run or after some have failed; the page."""
+    from cpejax.runs.bench.figures import write_figures
+    from cpejax.runs.bench.page import write_page
+    from cpejax.runs.bench.table import write_table
+
+    write_table(folder)
+    write_figures(config, folder)
+    write_page(config, folder)
+    return folder / "index.html"
 
 
 def snakemake(folder: Path, more: list[str]) -> list[str]:
