@@ -3,11 +3,12 @@
 PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
 DOCS_INSTALLED := .venv/.docs-installed
+BENCH_INSTALLED := .venv/.bench-installed
 PEERS_PYTHON := .venv-peers/bin/python
 PEERS_INSTALLED := .venv-peers/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-slurm lint format docs docs-serve peers speed bench bench-smoke clean
+.PHONY: help setup demo test test-slow test-slurm lint format docs docs-serve peers speed bench bench-table bench-smoke clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -54,16 +55,15 @@ peers: $(PEERS_INSTALLED)  ## create .venv-peers, with what the benchmarks compa
 speed: $(INSTALLED) $(PEERS_INSTALLED)  ## measure the speed beside a peer (idle machine, minutes)
 	$(PYTHON) benchmarks/speed.py
 
-# The extra of the workflow, once.
-BENCH := $(PYTHON) -c 'import snakemake' 2>/dev/null || $(PYTHON) -m pip install --quiet --compile --disable-pip-version-check -e '.[bench]'
-
-bench: $(INSTALLED)  ## all tasks and methods, 10,000 simulations, into bench/ (many hours; resumes)
-	@$(BENCH)
+bench: $(BENCH_INSTALLED)  ## all tasks and methods, 10,000 and 100,000 simulations, into bench/ (many hours; resumes)
 	.venv/bin/cpejax data sbibm
-	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --out bench
+	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --budgets 10000 --seeds 0,1,2,3,4 --out bench
+	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --budgets 100000 --seeds 0 --out bench
 
-bench-smoke: $(INSTALLED)  ## the benchmark's whole workflow on two tasks, with little of everything (minutes)
-	@$(BENCH)
+bench-table: $(INSTALLED)  ## put what is done in bench/ into the committed table, the documentation and the README
+	$(PYTHON) benchmarks/bench.py bench
+
+bench-smoke: $(BENCH_INSTALLED)  ## the benchmark's whole workflow on two tasks, with little of everything (minutes)
 	rm -rf bench-smoke
 	.venv/bin/cpejax bench --tasks gaussian_mixture_1,two_moons --methods CPE-no-emulation,TriangularCPE-reverse \
 	  --budgets 300 --seeds 0 --draws 200 --epochs 2 --out bench-smoke
@@ -106,12 +106,12 @@ $(INSTALLED): pyproject.toml
 	else $(PYTHON) -m pip install --quiet --compile --disable-pip-version-check -e '.[dev]'; fi; \
 	pwd -P >$(INSTALLED)
 
-# What builds the documentation comes into .venv when it is first asked for.
-$(DOCS_INSTALLED): $(INSTALLED)
-	@set -e; rm -f $(DOCS_INSTALLED); \
-	if command -v uv >/dev/null; then uv pip install --quiet --compile-bytecode --python $(PYTHON) -e '.[docs]'; \
-	else $(PYTHON) -m pip install --quiet --compile --disable-pip-version-check -e '.[docs]'; fi; \
-	touch $(DOCS_INSTALLED)
+# What builds the documentation, and what runs the benchmark, come into .venv when they are first asked for.
+$(DOCS_INSTALLED) $(BENCH_INSTALLED): .venv/.%-installed: $(INSTALLED)
+	@set -e; rm -f $@; \
+	if command -v uv >/dev/null; then uv pip install --quiet --compile-bytecode --python $(PYTHON) -e '.[dev,$*]'; \
+	else $(PYTHON) -m pip install --quiet --compile --disable-pip-version-check -e '.[dev,$*]'; fi; \
+	touch $@
 
 # The peers' environment, with the Python of .venv. It has no cpejax, so that neither's dependencies bind the other's.
 PEERS_BOUND_HERE := [ "$$(cat $(PEERS_INSTALLED) 2>/dev/null)" = "$$(pwd -P)" ] && $(PEERS_PYTHON) -c '' 2>/dev/null

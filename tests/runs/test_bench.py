@@ -8,10 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from cpejax import tasks
@@ -66,8 +70,9 @@ def test_names():
         "sbibm.sir": "sbibm/sir",
         "coin": "a/coin.py",
     }
-    runs = list(Config(tasks=["tree"], methods=["CPE", "FMPE"], budgets=[10, 20], seeds=[1]).runs())
-    assert [run.path for run in runs] == ["tree/CPE/10-1", "tree/FMPE/10-1", "tree/CPE/20-1", "tree/FMPE/20-1"]
+    runs = list(Config(tasks=["tree"], methods=["CPE", "FMPE"], budgets=[10, 20], seeds=[1, 2]).runs())
+    assert [run.path for run in runs[:4]] == ["tree/CPE/10-1", "tree/CPE/10-2", "tree/FMPE/10-1", "tree/FMPE/10-2"]
+    assert {run.budget for run in runs[4:]} == {20}
 
 
 def test_observations():
@@ -248,6 +253,7 @@ def test_one_benchmark_in_a_folder(tmp_path, monkeypatch):
         Failure, match=r"snakemake_executor_plugin_slurm is not installed: pip install 'cpejax\[bench\]'"
     ):
         command.run_workflow(options, tmp_path, jobs=1, slurm=True, more=[])
+    monkeypatch.setattr(command, "GRACE", -1.0)
     with (tmp_path / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(Failure, match="Another benchmark runs in"):
@@ -260,7 +266,7 @@ def test_jobs_done_and_time_left(tmp_path, monkeypatch, capsys):
 
     def fake(command_line, *args, **kwargs):
         ran.append(command_line)
-        return Popen([sys.executable, "-c", said], *args, **kwargs)
+        return Popen([*command_line[:3], sys.executable, "-c", said], *args, **kwargs)
 
     Popen = subprocess.Popen
     monkeypatch.setattr(command, "find_spec", lambda name: name)
@@ -277,6 +283,84 @@ def test_jobs_done_and_time_left(tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "workflow.json").read_text())["runs"] == [f"tree/CPE/10000-{i}" for i in range(5)]
 
 
+STUBBORN = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+if len(sys.argv) > 2:
+    subprocess.Popen([sys.executable, __file__, "job"])  # which would outlive it
+pathlib.Path(f"{os.getpid()}.pid").touch()
+time.sleep(60)
+"""
+
+
+def alive(pid):
+    """Whether a process is there and not waiting to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_gone(pids):
+    """Killed processes need some milliseconds to go; these would stay for a minute."""
+    deadline = time.monotonic() + 10
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def started(folder):
+    """The processes of the stubborn workflow and of its job, once they are there."""
+    deadline = time.monotonic() + 30
+    while len(found := [int(path.stem) for path in folder.glob("*.pid")]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_processes(tmp_path, monkeypatch, number, capsys):
+    """Asked, and then killed: a workflow that does not listen, and its job, are gone when the command is."""
+    (tmp_path / "snakemake.py").write_text(STUBBORN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(command, "GRACE", 0.2)
+    found = []
+
+    def interrupt():
+        found.extend(started(tmp_path))
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(number, signal.default_int_handler)  # a test in the background may ignore Ctrl-C
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(typer.Exit) as left:
+            command.run_workflow(
+                Config(tasks=["tree"], methods=["CPE"]), tmp_path / "out", jobs=1, slurm=False, more=[]
+            )
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert left.value.exit_code == 128 + number
+    assert "the same command resumes" in capsys.readouterr().err
+    assert len(found) == 2
+    assert_gone(found)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
+def test_nothing_outlives_a_benchmark_that_is_killed(tmp_path):
+    """Its end of the pipe is closed by the system."""
+    (tmp_path / "workflow.py").write_text(STUBBORN)
+    line = [sys.executable, str(command.GUARD), "0.2", sys.executable, "workflow.py", "with", "job"]
+    guard = subprocess.Popen(line, cwd=tmp_path, stdin=subprocess.PIPE, start_new_session=True)
+    found = started(tmp_path)
+    guard.stdin.close()
+    assert guard.wait(30) == -signal.SIGKILL
+    assert_gone(found)
+
+
 def test_commands():
     run = CliRunner().invoke(app, ["bench", "--tasks", "moons", "--methods", "CPE"])
     assert run.exit_code == 1
@@ -285,16 +369,49 @@ def test_commands():
     assert "sbibm/lotka_volterra" in listed
 
 
+NOTES_ORDER = """
+import pathlib, sys
+
+rule, *of = sys.argv[3:]
+with open("order.txt", "a") as file:
+    print(rule, *of, file=file)
+run = "/".join(of[:2] + ["-".join(of[2:])])
+made = {"reference": [f"references/{of[0]}.npz"] if of else [], "simulations": ["simulations/" + run.replace("-/", "")]}
+made["simulations"][0] += ".npz"
+made |= {"all": [f"metrics/{run}.csv", f"metrics/{run}.npz"], "table": ["results.csv"], "page": ["index.html"]}
+for path in map(pathlib.Path, made.get(rule, ["figures/a.svg"])):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+"""
+
+
+def test_the_most_important_rows_come_first(tmp_path):
+    """Fits run in the order of the config, each right after what it is made of."""
+    pytest.importorskip("snakemake")
+    stub = tmp_path / "python"
+    stub.write_text(f"#!{sys.executable}\n{NOTES_ORDER}")
+    stub.chmod(0o755)
+    options = Config(tasks=["tree", "slcp"], methods=["FMPE", "CPE"], budgets=[10, 20], seeds=[1, 0])
+    options.write(tmp_path)
+    workflow = json.loads((tmp_path / config.WORKFLOW).read_text())
+    (tmp_path / config.WORKFLOW).write_text(json.dumps({**workflow, "python": str(stub)}))
+    subprocess.run(command.snakemake(tmp_path, ["--cores", "2"]), check=True)
+    rows = [line.split() for line in (tmp_path / "order.txt").read_text().splitlines()]
+    assert [row[1:] for row in rows if row[0] == "all"] == [list(map(str, run)) for run in options.runs()]
+    assert [row[0] == "all" for row in rows[:6]] == [False, False, True] * 2
+
+
 @pytest.mark.slow
-def test_workflow(small):
-    """The whole, killed in between."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workflow(small, number):
+    """The whole, ended in between."""
     pytest.importorskip("snakemake")
     line = [sys.executable, "-c", "from cpejax.runs.cli import app; app()", "bench", "--out", str(small)]
-    first = subprocess.Popen(line, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    first = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     for said in first.stdout:
         if said.startswith("2 of"):
             break
-    os.killpg(first.pid, signal.SIGKILL)
+    first.send_signal(number)
     first.wait()
     first.stdout.close()
     done = {path: path.stat().st_mtime_ns for path in small.glob("simulations/**/*.npz")}

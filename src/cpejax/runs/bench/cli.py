@@ -49,6 +49,9 @@ Jobs = Annotated[int, typer.Option(help="Cores of this machine, or jobs on the c
 More = Annotated[
     list[str] | None, typer.Argument(help="Further options of Snakemake, after `--`.", metavar="[-- OPTIONS]")
 ]
+SoFar = Annotated[
+    bool, typer.Option("--so-far", help="Run nothing: table, figures and page of what is done in OUT, now.")
+]
 Slurm = Annotated[bool, typer.Option("--slurm", help="Run on a cluster, by Slurm.")]
 
 
@@ -103,6 +106,7 @@ def bench(
     epochs: Epochs = None,
     jobs: Jobs = 2,
     slurm: Slurm = False,
+    so_far: SoFar = False,
     debug: Debug = False,
 ) -> None:
     """Run methods on benchmark tasks, and put the results into one table and one page.
@@ -110,17 +114,17 @@ def bench(
     A workflow of Snakemake (`pip install 'cpejax[bench]'`): references, simulations, fits, draws, metrics. Writes into
     the folder OUT `results.csv`, a row for each task, method, budget, seed, observation and solver; `figures/`;
     `index.html`, the page; `config.json`, the options. Interrupted or killed, the same command resumes, as does
-    `cpejax bench --out OUT`.
+    `cpejax bench --out OUT`; `cpejax bench --out OUT --so-far` writes the same files of what is done by now.
 
     Example: `cpejax bench --tasks two_moons,slcp --methods CPE,FMPE --budgets 1000 --seeds 0,1`
     """
     with errors_in_a_paragraph(debug):
-        from cpejax.runs.bench.command import chosen_config, run_workflow
+        from cpejax.runs.bench.command import chosen_config, run_workflow, write_results
 
         training = None if epochs is None else {"max_epochs": epochs}
         given: dict[str, Any] = {"tasks": tasks, "methods": methods, "budgets": budgets, "seeds": seeds, "c2st": c2st}
         given |= {"draws": draws, "observations": observations, "training": training}
         options = chosen_config(given, config, out)
         options.check()
-        page = run_workflow(options, out, jobs=jobs, slurm=slurm, more=more or [])
+        page = write_results(options, out) if so_far else run_workflow(options, out, jobs, slurm, more or [])
         Console().print(Text(f"Wrote {out / 'results.csv'}. Open {page.resolve().as_uri()}"), soft_wrap=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -21,14 +25,18 @@ from cpejax import tasks
 from cpejax.runs.bench.config import FILE, WORKFLOW, Config, read_config
 from cpejax.runs.bench.methods import METHODS
 from cpejax.runs.model_file import Failure
+from cpejax.runs.watchdog import how_to_resume
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
 LOG = "bench.log"
+GUARD = Path(__file__).with_name("guard.py")
+GRACE = 15.0
+"""Seconds that Snakemake and its jobs have to end once they are asked to."""
 STEPS = re.compile(r"(\d+) of (\d+) steps \(\d+%\) done")
 SLURM = ("--executor", "slurm", "--retries", "1", "--default-resources", "mem_mb=3000", "runtime=60")
 
 
-def run_workflow(config: Config, folder: Path, *, jobs: int, slurm: bool, more: list[str]) -> Path:
+def run_workflow(config: Config, folder: Path, jobs: int, slurm: bool, more: list[str]) -> Path:
     """Run what is not done yet; the page.
 
     **Arguments:**
@@ -43,12 +51,11 @@ def run_workflow(config: Config, folder: Path, *, jobs: int, slurm: bool, more: 
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder) as lock:
         config.write(folder)
-        command = [sys.executable, "-m", "snakemake", "--snakefile", str(SNAKEFILE), "--directory", str(folder)]
-        command += ["--configfile", str(folder.resolve() / WORKFLOW), "--nocolor"]
-        # What is done stays done, unless what it was made of is newer: a changed library does not undo results.
-        command += ["--rerun-incomplete", "--rerun-triggers", "mtime", "--keep-going", "--nolock"]
-        command += ["--jobs" if slurm else "--cores", str(jobs), *(SLURM if slurm else ()), *more]
-        code = _follow(command, folder / LOG, lock)
+        where = ["--jobs" if slurm else "--cores", str(jobs), *(SLURM if slurm else ()), *more]
+        code, signals = _follow(snakemake(folder, where), folder / LOG, lock)
+    if signals:
+        Console(stderr=True).print(Text(f"Interrupted. {how_to_resume(folder)}"), soft_wrap=True)
+        raise typer.Exit(128 + signals[0])
     page = folder / "index.html"
     if code:
         raise Failure(
@@ -57,39 +64,121 @@ def run_workflow(config: Config, folder: Path, *, jobs: int, slurm: bool, more: 
     return page
 
 
+def write_results(config: Config, folder: Path) -> Path:
+    """Table, figures and page of what is done, also while jobs run or after some have failed; the page."""
+    from cpejax.runs.bench.figures import write_figures
+    from cpejax.runs.bench.page import write_page
+    from cpejax.runs.bench.table import write_table
+
+    write_table(folder)
+    write_figures(config, folder)
+    write_page(config, folder)
+    return folder / "index.html"
+
+
+def snakemake(folder: Path, more: list[str]) -> list[str]:
+    """The command of Snakemake that does what is not done yet in a folder that has a config."""
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(SNAKEFILE), "--directory", str(folder)]
+    command += ["--configfile", str(folder.resolve() / WORKFLOW), "--nocolor"]
+    # What is done stays done, unless what it was made of is newer: a changed library does not undo results.
+    command += ["--rerun-incomplete", "--rerun-triggers", "mtime", "--keep-going", "--nolock"]
+    command += ["--scheduler", "greedy"]  # the next by priority, without a solver of integer programs
+    return [*command, *more]
+
+
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[int]:
-    """A lock on the folder, which the workflow inherits: it is held while either is alive, and no longer."""
+    """A lock on the folder, which the workflow inherits: it is held while either is alive, and no longer.
+
+    A workflow whose benchmark was killed needs some seconds to end.
+    """
     with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise Failure(
-                f"Another benchmark runs in {folder}: wait for it, or name another folder with --out."
-            ) from error
+        began = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() - began > GRACE + 1:
+                    raise Failure(
+                        f"Another benchmark runs in {folder}: wait for it, or name another folder with --out."
+                    ) from error
+                time.sleep(0.2)
         yield file.fileno()
 
 
-def _follow(command: list[str], log: Path, lock: int) -> int:
-    """Run Snakemake; its words go to a file, and the jobs it has done, with the time left, to the terminal."""
+def _follow(command: list[str], log: Path, lock: int) -> tuple[int, list[int]]:
+    """Run Snakemake; its words go to a file, and the jobs it has done, with the time left, to the terminal.
+
+    What it returned, and the signals that ended it: `guard.py` sees that none of its processes stays behind.
+    """
     console, began = Console(), time.monotonic()
     first: int | None = None
-    with log.open("a", encoding="utf-8") as file:
+    line = [sys.executable, str(GUARD), str(GRACE), *command]
+    with log.open("a", encoding="utf-8") as file, _signals() as signals:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=(lock,)
+            line, **pipes, text=True, errors="replace", pass_fds=(lock,), start_new_session=True
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                file.write(line)
+            signals.begin(process)
+            for said in process.stdout:
+                file.write(said)
                 file.flush()
-                if line.startswith(("Error", "WorkflowError", "MissingInput")):
-                    console.print(Text(line.rstrip(), style="bold red"), soft_wrap=True)
-                if match := STEPS.search(line):
+                if said.startswith(("Error", "WorkflowError", "MissingInput")):
+                    console.print(Text(said.rstrip(), style="bold red"), soft_wrap=True)
+                if match := STEPS.search(said):
                     done, total = map(int, match.groups())
                     first = done - 1 if first is None else first
                     left = (time.monotonic() - began) / (done - first) * (total - done)
                     console.print(Text(f"{done} of {total} jobs done, about {duration(left)} left"))
-        return process.returncode
+        return process.returncode, signals.seen
+
+
+class _Signals:
+    """Signals that end the command: the first asks the workflow to end, the second kills it."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.process: subprocess.Popen[str] | None = None
+
+    def begin(self, process: subprocess.Popen[str]) -> None:
+        """This is the workflow, from now on; a signal may have come before."""
+        self.process = process
+        if self.seen:
+            self._ask()
+
+    def __call__(self, number: int, _frame: Any) -> None:
+        self.seen.append(number)
+        if self.process is None or self.process.poll() is not None:
+            return
+        if len(self.seen) == 1:
+            self._ask()
+        else:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _ask(self) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    """SIGINT, SIGTERM and SIGHUP, unless they are ignored, as Ctrl-C is in the background."""
+    found = _Signals()
+    if threading.current_thread() is not threading.main_thread():
+        yield found  # no other thread gets signals
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, found)
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def duration(seconds: float) -> str:

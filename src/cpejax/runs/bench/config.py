@@ -100,10 +100,10 @@ class Config:
         return get(self.method_names[name])
 
     def runs(self) -> Iterator[Run]:
-        """All fits: each method on all tasks before the next, small budgets first."""
+        """All fits, in the order in which they run: a budget before the next, in it a method, and in that a seed."""
         for budget in self.budgets:
-            for seed in self.seeds:
-                for method in self.method_names:
+            for method in self.method_names:
+                for seed in self.seeds:
                     for task in self.task_names:
                         yield Run(task, method, budget, seed)
 

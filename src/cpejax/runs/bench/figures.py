@@ -161,13 +161,16 @@ def shown_draws(config: Config, folder: Path, name: str) -> dict[str, np.ndarray
     """The first two parameters of a task, of the reference and of methods, for one observation, the largest budget."""
     seed, budget = config.seeds[0], config.budgets[-1]
     number = config.observations_of(config.task(name), seed)[0]
+    runs = [run for run in config.runs() if (run.task, run.budget, run.seed) == (name, budget, seed)]
+    done = {run: path for run in runs if (path := folder / "metrics" / f"{run.path}.npz").is_file()}
+    if not done:
+        return {}
     with np.load(folder / "references" / f"{name}.npz", allow_pickle=False) as file:
         found = {"reference": file[str(number)][:1000, :2]}
-    for run in config.runs():
-        if (run.task, run.budget, run.seed) == (name, budget, seed):
-            with np.load(folder / "metrics" / f"{run.path}.npz", allow_pickle=False) as file:
-                several = len(file.files) > 1
-                found |= {f"{run.method}, {k}" if several else run.method: file[k][:, :2] for k in file.files}
+    for run, path in done.items():
+        with np.load(path, allow_pickle=False) as file:
+            several = len(file.files) > 1
+            found |= {f"{run.method}, {k}" if several else run.method: file[k][:, :2] for k in file.files}
     return dict(list(found.items())[: MOST_PAIRS + 1])
 
 

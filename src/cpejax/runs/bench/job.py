@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,7 @@ def run_metrics(config: Config, run: Run) -> None:
             row |= about
             row |= {name: fitted[name] for name in ("weights", "epochs", "seconds_fit", "megabytes")}
             row |= {"seconds_simulate": simulated["seconds"]}
+            row |= {"made": datetime.now(UTC).isoformat(timespec="seconds")}
             row |= {f"version_{name}": value for name, value in fitted["versions"].items()}
             rows.append(row)
     path = Path("metrics") / run.path
@@ -183,11 +185,11 @@ def run_all(config: Config, run: Run) -> None:
     (Path("draws") / f"{run.path}.npz").unlink()
 
 
-def run_table(config: Config) -> None:
+def run_table(_config: Config) -> None:
     """All rows in one table."""
     from cpejax.runs.bench.table import write_table
 
-    write_table(config, Path())
+    write_table(Path())
 
 
 def run_figures(config: Config) -> None:

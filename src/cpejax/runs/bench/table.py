@@ -3,33 +3,81 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from cpejax import tasks
 from cpejax.runs.bench.config import Config
+from cpejax.runs.bench.methods import METHODS
+from cpejax.runs.model_file import Failure
 from cpejax.util.files import write_atomically
 
 KEYS = ["task", "method", "budget", "seed", "observation", "solver"]
+MADE = "made"
+"""When a row was computed, in UTC."""
 RESULTS = "results.csv"
 MEAN = "mean of tasks that all have"
 
 
-def write_table(config: Config, folder: Path) -> None:
-    """Put the rows of all fits into one file, in the order of the config."""
-    parts = [pd.read_csv(folder / "metrics" / f"{run.path}.csv") for run in config.runs()]
+def write_table(folder: Path) -> None:
+    """Put the rows of all fits that are done into one file."""
+    table = rows_so_far(folder)
+    write_atomically(folder / RESULTS, csv_of(table))
+
+
+def rows_so_far(folder: Path) -> pd.DataFrame:
+    """The rows of all fits of a folder that are done, whatever its config asks for now."""
+    files = sorted((folder / "metrics").rglob("*.csv"))
+    if not files:
+        raise Failure(f"{folder} has no results yet: expected files in {folder / 'metrics'}, which its jobs write.")
+    parts = []
+    for file in files:
+        part = read_csv(file)
+        if MADE not in part:
+            part[MADE] = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
+        parts.append(part)
     table = pd.concat(parts, ignore_index=True)
     repeated = table[table.duplicated(KEYS)]
     if len(repeated):
         raise ValueError(f"{folder / 'metrics'}: two rows for {repeated.iloc[0][KEYS].to_dict()}")
-    write_atomically(folder / RESULTS, table.to_csv(index=False, float_format="%.6g").encode())
+    return in_order(table)
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows by budget, method, task, seed, observation and solver, methods and tasks in the order of their lists."""
+    known = {"method": list(METHODS), "task": [*tasks.names(), *tasks.sbibm.names()]}
+    several_first = sorted(METHODS.values(), key=lambda entry: -len(entry.draws))
+    known["solver"] = list(dict.fromkeys(solver for entry in several_first for solver in entry.draws))
+
+    def place(column: pd.Series) -> pd.Series:
+        names = known.get(str(column.name))
+        if names is None:
+            return column
+        names = [*names, *sorted(set(column) - set(names))]
+        return column.map({name: number for number, name in enumerate(names)})
+
+    return table.sort_values(
+        ["budget", "method", "task", "seed", "observation", "solver"], key=place, ignore_index=True
+    )
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    """Rows as they were written: only an empty cell is missing."""
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+
+
+def csv_of(table: pd.DataFrame) -> bytes:
+    """The file of a table."""
+    return table.to_csv(index=False, float_format="%.6g").encode()
 
 
 def read_table(path: Path) -> pd.DataFrame:
     """The table, with `c2st`, by the published definition where it was computed, and `variant`, method and solver."""
-    table = pd.read_csv(path, keep_default_na=False, na_values=[""])
+    table = read_csv(path)
     fast = table.get("c2st_fast")
     published = table.get("c2st_mlp")
     if published is None:
@@ -44,12 +92,13 @@ def read_table(path: Path) -> pd.DataFrame:
 def missing(config: Config, table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows that a complete table has and this one has not."""
     have = set(table[KEYS].itertuples(index=False, name=None))
-    tasks = {name: config.task(name) for name in config.task_names}
+    found = {name: (config.label(name), config.task(name)) for name in config.task_names}
+    solvers = {name: config.entry(name).draws for name in config.method_names}
     wanted = [
-        (config.label(run.task), run.method, run.budget, run.seed, o, solver)
+        (found[run.task][0], run.method, run.budget, run.seed, observation, solver)
         for run in config.runs()
-        for solver in config.entry(run.method).draws
-        for o in config.observations_of(tasks[run.task], run.seed)
+        for solver in solvers[run.method]
+        for observation in config.observations_of(found[run.task][1], run.seed)
     ]
     return [dict(zip(KEYS, row, strict=True)) for row in wanted if row not in have]
 
