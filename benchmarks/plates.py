@@ -164,11 +164,11 @@ def matrix(draws, names):
     return np.concatenate([np.asarray(draws[n]).reshape(len(draws[n]), -1) for n in names], axis=1)
 
 
-def run(name, simulations, steps=None, models=None):
+def run(name, simulations, steps=None, fits=None):
     """How far the draws for each observation are from those of NUTS."""
     program = MODELS[name]
     model = cpe.Model(program, observed=["y"])
-    folder = Path(models) / name if models else None
+    folder = Path(fits) / name if fits else None
     if folder is not None and folder.exists():
         posterior = cpe.load(folder, model)
     else:
@@ -216,7 +216,7 @@ def main():
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--simulations", type=int, default=10_000)
-    parser.add_argument("--models", help="a folder of fits, which are saved there, or read if they are there")
+    parser.add_argument("--fits", help="a folder of fits, which are saved there, or read if they are there")
     parser.add_argument(
         "--steps", type=int, help="of training, for a quicker look; the default is that of cpe.Training"
     )
@@ -227,7 +227,7 @@ def main():
         return
     for name in options.models or MODELS:
         if name not in results or options.again:
-            results[name] = run(name, options.simulations, options.steps, options.models)
+            results[name] = run(name, options.simulations, options.steps, options.fits)
             print(name, results[name], flush=True)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
