@@ -176,6 +176,33 @@ def test_from_simulations_to_the_page(small, no_training, monkeypatch):
     pd.testing.assert_frame_equal(again[["c2st_fast", "hmin"]], rows[["c2st_fast", "hmin"]], rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_any_sites_given(tmp_path, no_training, monkeypatch):
+    """AIO is fitted once for all sets of a model, CPE to each, with given roots as parameters that come first."""
+    monkeypatch.setattr(job.metrics, "c2st", quick_c2st)
+    monkeypatch.setenv("CPEJAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cpe.py").write_text(METHOD)
+    (tmp_path / "aio.py").write_text("import cpejax as cpe\nMETHOD = cpe.AIO(layers=1)")
+    names = ["simformer/tree-2", "simformer/tree-3"]
+    options = Config(tasks=names, methods=["cpe.py", "aio.py"], budgets=[100], seeds=[0], draws=100)
+    options.check()
+    options.write(tmp_path)
+    for name in options.task_names:
+        job.main(["reference", name])
+        job.main(["simulations", name, "-", "100", "0"])
+    for run in options.runs():
+        job.main(["all", *map(str, run)])
+    job.main(["table"])
+    rows = pd.read_csv(tmp_path / "results.csv")
+    assert not table.missing(options, rows)
+    assert rows.loc[rows["solver"] != "refined", "c2st_fast"].notna().all()
+    fits = [(tmp_path / "fits" / f"simformer.tree-{i}" / "aio" / "100-0" / "fit.json").read_text() for i in (2, 3)]
+    assert fits[0] == fits[1]
+    with pytest.raises(Failure, match="FMPE cannot run on simformer/tree-2"):
+        Config(tasks=names, methods=["FMPE"]).check()
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_the_page_in_a_browser(tmp_path):
     """Tables sort by numbers and by words, nothing is wider than the screen, figures are seen."""

@@ -1,7 +1,8 @@
 """Benchmark tasks: NumPyro programs with known posteriors, nine of the paper (appendix B) and those of others.
 
 A task is one module of this package, or of a package in it, with a `TASK`; the modules are found by themselves.
-Those of `tasks.sbibm` are named as in `get("sbibm/two_moons")`.
+Those of `tasks.sbibm` are named as in `get("sbibm/two_moons")`, those of `tasks.simformer`, of two models of which any
+sites are given, as in `get("simformer/hmm-3")`.
 
 >>> from cpejax import tasks
 >>> task = tasks.get("two_moons")
@@ -12,14 +13,15 @@ Those of `tasks.sbibm` are named as in `get("sbibm/two_moons")`.
 import pkgutil
 from importlib import import_module
 
-from cpejax.tasks import sbibm
+from cpejax.tasks import sbibm, simformer
 from cpejax.tasks._task import SEEDS, Task
 
-__all__ = ["SEEDS", "Task", "get", "names", "sbibm"]
+__all__ = ["SEEDS", "Task", "get", "names", "sbibm", "simformer"]
 
 
 def names() -> list[str]:
-    """Names of the paper's nine tasks, in alphabetical order; `sbibm.names()` are others.
+    """Names of the paper's nine tasks, in alphabetical order; `sbibm.names()` and
+    `simformer.names()` are others.
 
     >>> from cpejax import tasks
     >>> "slcp" in tasks.names()
@@ -38,8 +40,10 @@ def get(name: str) -> Task:
     """
     if name in sbibm.names():
         return sbibm.get(name)
+    if name in simformer.names():
+        return simformer.get(name)
     if name not in names():
-        known = ", ".join([*names(), *sbibm.names()])
+        known = ", ".join([*names(), *sbibm.names(), *simformer.names()])
         raise ValueError(f"no task {name!r}: the tasks are {known}; see docs/tasks.md to add one")
     task: Task = import_module(f"{__name__}.{name}").TASK
     return task

@@ -18,8 +18,8 @@ from cpejax.runs.options import Debug, Epochs
 Tasks = Annotated[
     str | None,
     typer.Option(
-        help="Tasks, separated by commas: names (`cpejax tasks` lists them), `paper` or `sbibm` for all of these, or "
-        "Python files that define TASK.",
+        help="Tasks, separated by commas: names (`cpejax tasks` lists them), `paper`, `sbibm` or `simformer` for all "
+        "of these, or Python files that define TASK.",
         metavar="NAMES",
     ),
 ]
@@ -67,7 +67,7 @@ def tasks() -> None:
     for column in ("task", "parameters", "data", "plates"):
         table.add_column(column, no_wrap=True, justify="right" if column in ("parameters", "data") else "left")
     table.add_column("source")
-    for task in map(package.get, [*package.names(), *package.sbibm.names()]):
+    for task in map(package.get, [*package.names(), *package.sbibm.names(), *package.simformer.names()]):
         where = listing(tuple(f"{name}[{size}]" for name, size in task.plates.items()))
         table.add_row(*map(Text, (task.name, str(task.theta_dim), str(task.x_dim), where, task.source)))
     Console().print(table)

@@ -213,6 +213,7 @@ def _listed(name: str, value: Any) -> Any:
         if wrong := [part for part in parts if not part.isdecimal()]:
             raise Failure(f"--{name} has {wrong[0]!r}: expected whole numbers, separated by commas.")
         return tuple(map(int, parts))
-    groups = {"tasks": {"paper": tasks.names(), "sbibm": tasks.sbibm.names()}, "methods": {"all": list(METHODS)}}
-    expanded = [each for part in parts for each in groups.get(name, {}).get(part, [part])]
+    groups = {"paper": tasks.names(), "sbibm": tasks.sbibm.names(), "simformer": tasks.simformer.names()}
+    groups = groups if name == "tasks" else {"all": list(METHODS)} if name == "methods" else {}
+    expanded = [each for part in parts for each in groups.get(part, [part])]
     return tuple(str(Path(each).resolve()) if each.endswith(".py") else each for each in expanded)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cpejax import tasks
 from cpejax.inference.settings import Training
-from cpejax.runs.bench.methods import Entry, defined, get
+from cpejax.runs.bench.methods import Entry, defined, fitted_to, get
 from cpejax.runs.model_file import Failure
 from cpejax.tasks import Task
 from cpejax.util.files import write_atomically
@@ -117,10 +117,11 @@ class Config:
             given = getattr(self, name)
             if len(known) < len(given):
                 raise Failure(f"Two {name} of the benchmark are called the same in the names of files: {given}.")
-        for name in self.method_names:
-            self.entry(name)
+        entries = [self.entry(name) for name in self.method_names]
         for name in self.task_names:
             task = self.task(name)
+            for entry in entries:
+                fitted_to(task, entry.method)
             for number in self.observations_of(task, self.seeds[0]):
                 task.observation(number)
 

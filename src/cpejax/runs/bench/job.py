@@ -24,10 +24,13 @@ from cpejax.inference.fit import fit
 from cpejax.inference.loading import load
 from cpejax.inference.posterior import Posterior
 from cpejax.inference.settings import Training
+from cpejax.program.model import Model
 from cpejax.program.simulate import simulate
-from cpejax.runs.bench.config import FILE, Config, Run, read_config
-from cpejax.runs.bench.methods import REFINED
+from cpejax.runs.bench.config import FILE, Config, Run, read_config, short
+from cpejax.runs.bench.methods import REFINED, fitted_to
 from cpejax.runs.result_files import read_simulations, versions, write_arrays
+from cpejax.tasks import Task
+from cpejax.tasks.simformer import ConditionalTask
 from cpejax.util.files import write_atomically
 
 NULL_SEED = 7
@@ -72,7 +75,7 @@ def run_simulations(config: Config, run: Run) -> None:
     """Simulations of a task, those of one seed."""
     task, path = config.task(run.task), Path("simulations") / run.task
     began = time.perf_counter()
-    found = simulate(task, run.budget, key=jax.random.key(run.seed))
+    found = simulate(whole(task), run.budget, key=jax.random.key(run.seed))
     write_json(path / f"{run.budget}-{run.seed}.json", {"seconds": time.perf_counter() - began})
     write_arrays(path / f"{run.budget}-{run.seed}.npz", {site: np.asarray(x) for site, x in found.items()})
 
@@ -80,14 +83,17 @@ def run_simulations(config: Config, run: Run) -> None:
 def run_fit(config: Config, run: Run) -> Posterior:
     """A method fitted to simulations, saved; killed, it resumes from its checkpoint."""
     task, entry = config.task(run.task), config.entry(run.method)
-    simulations = read_simulations(Path("simulations") / run.task / f"{run.budget}-{run.seed}.npz", task.graph)
+    model, method = fitted_to(task, entry.method)
     folder = Path("fits") / run.path
+    if isinstance(task, ConditionalTask) and model is task.joint and copy_fit(task, run):
+        return load(folder / "posterior", model)
+    simulations = read_simulations(Path("simulations") / run.task / f"{run.budget}-{run.seed}.npz", model.graph)
     began = time.perf_counter()
     posterior = fit(
-        task,
+        model,
         simulations,
         key=jax.random.fold_in(jax.random.key(run.seed), 1),
-        method=entry.method,
+        method=method,
         training=Training(**config.training),
         checkpoint=folder / "checkpoint",
         progress=False,
@@ -110,10 +116,25 @@ def run_fit(config: Config, run: Run) -> Posterior:
     return posterior
 
 
+def copy_fit(task: ConditionalTask, run: Run) -> bool:
+    """Whether the same fit was there, of another set of given sites: the model, simulations and keys are the same."""
+    family = short(task.name).rpartition("-")[0]
+    for found in sorted(Path("fits").glob(f"{family}-*/{run.method}/{run.budget}-{run.seed}/fit.json")):
+        shutil.copytree(found.parent / "posterior", Path("fits") / run.path / "posterior", dirs_exist_ok=True)
+        write_json(Path("fits") / run.path / "fit.json", read_json(found))
+        return True
+    return False
+
+
+def whole(task: Task) -> Model:
+    """The model that is simulated: all its sites, whichever are given."""
+    return task.joint if isinstance(task, ConditionalTask) else task
+
+
 def run_draws(config: Config, run: Run, posterior: Posterior | None = None) -> None:
     """Draws for every observation, in every way that the method has."""
     task, entry = config.task(run.task), config.entry(run.method)
-    posterior = posterior or load(Path("fits") / run.path / "posterior", task)
+    posterior = posterior or load(Path("fits") / run.path / "posterior", fitted_to(task, entry.method)[0])
     arrays: dict[str, np.ndarray] = {}
     about: dict[str, Any] = {}
     for solver, options in entry.draws.items():
@@ -121,6 +142,9 @@ def run_draws(config: Config, run: Run, posterior: Posterior | None = None) -> N
             where = f"{solver}/{number}"
             if solver == REFINED and posterior.emulator is None:
                 about[where] = {"note": "no likelihood was learned"}
+                continue
+            if solver == REFINED and isinstance(task, ConditionalTask) and task.first:
+                about[where] = {"note": "draws with parameters given are not refined"}
                 continue
             key = jax.random.fold_in(jax.random.key(run.seed), 2 + number)
             began = time.perf_counter()

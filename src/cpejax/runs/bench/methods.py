@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from cpejax.flows.blocks.discrete import DiscreteCPE
 from cpejax.flows.blocks.triangular import TriangularCPE
 from cpejax.flows.fmpe import FMPE
 from cpejax.flows.pse import PSE
+from cpejax.program.model import Model
 from cpejax.runs.model_file import Failure, run_file
+from cpejax.tasks import Task
+from cpejax.tasks.simformer import ConditionalTask
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,23 @@ def get(name: str) -> Entry:
     if isinstance(found, Method) and not isinstance(found, type):
         return Entry(found)
     raise Failure(f"{name}: METHOD is a {type(found).__name__}, expected a method such as cpe.CPE().")
+
+
+def fitted_to(task: Task, method: Method) -> tuple[Model, Method]:
+    """The model that a method is fitted to, and the method as it is then.
+
+    Of a task whose given sites may be any, `AIO` is fitted to the model as it is, and `CPE` to the set.
+    """
+    if not isinstance(task, ConditionalTask):
+        return task, method
+    if isinstance(method, AIO):
+        return task.joint, method
+    if isinstance(method, CPE):
+        return task.for_set, replace(method, first=task.first)
+    raise Failure(
+        f"{type(method).__name__} cannot run on {task.name}, which has given sites of any kind: methods that are "
+        "cpe.CPE(...) and cpe.AIO(...) can."
+    )
 
 
 def defined(path: Path, name: str) -> Any:
