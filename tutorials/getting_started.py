@@ -3,7 +3,7 @@
 #
 # From a simulator of your own to a posterior that you have checked. Ten minutes to read, about two minutes to run.
 #
-# You need Python 3.11 or newer, and the package: `pip install cpejax`.
+# You need Python 3.11 or newer, and the package: [install it](index.md#install) first.
 #
 # ## 1. A simulator
 #
@@ -85,7 +85,9 @@ import matplotlib.pyplot as plt
 truth = {"rate": 6.0, "room": 22.0, "noise": 0.6}
 data = {"temperature": coffee(np.random.default_rng(5), **truth)}
 
-figure, axes = plt.subplots(figsize=(6, 3), num="A hundred simulated cups, and the data")
+figure, axes = plt.subplots(
+    figsize=(6, 3), num="A hundred simulated cups, and the data"
+)
 axes.plot(MINUTES, sims["temperature"][:100].T, color="tab:blue", alpha=0.15)
 axes.plot(MINUTES, data["temperature"], "o", color="black")
 axes.set(xlabel="minutes", ylabel="temperature")
