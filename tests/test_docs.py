@@ -181,3 +181,11 @@ def test_examples_in_docstrings_become_blocks():
     hook = pytest.importorskip("griffe") and importlib.import_module("docstrings")
     assert hook.fenced("Text.\n\n>>> f(1)\n2\n\nMore.") == "Text.\n\n```pycon\n>>> f(1)\n2\n```\n\nMore."
     assert hook.fenced(">>> f(1)") == "```pycon\n>>> f(1)\n```"
+
+
+def test_minutes_of_a_page():
+    hook = importlib.import_module("minutes")
+    text, code = "<p>" + "word " * 400 + "</p>", "<pre><code>" + "x\n" * 50 + "</code></pre>"
+    assert hook.minutes(text) == hook.minutes(code) == 2
+    assert hook.minutes(text + code) == 4
+    assert hook.minutes("") == 1

@@ -91,14 +91,22 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 
 centred_at_zero = numpyro.handlers.reparam(
-    numpyro.handlers.condition(program, {"y": jnp.asarray(effect)}), config={"theta": LocScaleReparam(0.0)}
+    numpyro.handlers.condition(program, {"y": jnp.asarray(effect)}),
+    config={"theta": LocScaleReparam(0.0)},
 )
-mcmc = MCMC(NUTS(centred_at_zero, target_accept_prob=0.95), num_warmup=1_000, num_samples=4_000, progress_bar=False)
+mcmc = MCMC(
+    NUTS(centred_at_zero, target_accept_prob=0.95),
+    num_warmup=1_000,
+    num_samples=4_000,
+    progress_bar=False,
+)
 mcmc.run(jax.random.key(2))
 exact = mcmc.get_samples()
 for name in ("mu", "tau"):
     ours, theirs = draws.posterior[name].values, np.asarray(exact[name])
-    print(f"{name}: {ours.mean():.2f} ± {ours.std():.2f} by cpejax, {theirs.mean():.2f} ± {theirs.std():.2f} by NUTS")
+    print(
+        f"{name}: {ours.mean():.2f} ± {ours.std():.2f} by cpejax, {theirs.mean():.2f} ± {theirs.std():.2f} by NUTS"
+    )
 apart = np.abs(theta.mean(0) - np.asarray(exact["theta"]).mean(0))
 print(f"largest difference of a theta's mean: {apart.max():.2f}")
 
@@ -117,7 +125,9 @@ many[:, 0] = reported
 draws = post.sample(1_000, given={"y": many}, key=jax.random.key(3))
 of_a = draws.posterior["theta"].values[0][:, :, 0]  # draws, data sets
 
-figure, axes = plt.subplots(figsize=(6, 3), num="What we believe of school A against what it reports")
+figure, axes = plt.subplots(
+    figsize=(6, 3), num="What we believe of school A against what it reports"
+)
 axes.fill_between(reported, *np.quantile(of_a, [0.05, 0.95], axis=0), alpha=0.3)
 axes.plot(reported, of_a.mean(0))
 axes.plot(reported, reported, color="grey", linestyle=":")

@@ -11,7 +11,9 @@
 import numpy as np
 
 BOYS, DAYS = 763, 14
-in_bed = np.array([3, 8, 26, 76, 225, 298, 258, 233, 189, 128, 68, 29, 14, 4])  # on days 1 to 14
+in_bed = np.array(
+    [3, 8, 26, 76, 225, 298, 258, 233, 189, 128, 68, 29, 14, 4]
+)  # on days 1 to 14
 
 # %% [markdown]
 # How many boys did each ill one infect? How long was a boy ill?
@@ -68,7 +70,13 @@ def program():
     numpyro.deterministic("R0", infection / recovery)
     numpyro.deterministic("days_ill", 1 / recovery)
     box = cpe.Simulator(
-        epidemic, infection, recovery, jnp.maximum(scatter, 1e-3), event_shape=(DAYS,), host=True, vectorized=True
+        epidemic,
+        infection,
+        recovery,
+        jnp.maximum(scatter, 1e-3),
+        event_shape=(DAYS,),
+        host=True,
+        vectorized=True,
     )
     numpyro.sample("in_bed", box)
 
@@ -98,7 +106,13 @@ axes.set(xlabel="day", ylabel="boys in bed")
 # %%
 import arviz_stats
 
-post = cpe.fit(model, sims, training=cpe.Training(steps=5_000), emulate=False, key=jax.random.key(1))
+post = cpe.fit(
+    model,
+    sims,
+    training=cpe.Training(steps=9_000),
+    emulate=False,
+    key=jax.random.key(1),
+)
 draws = post.sample(4_000, given={"in_bed": in_bed}, key=jax.random.key(2))
 print(arviz_stats.summary(draws, kind="stats"))
 
@@ -113,7 +127,9 @@ cpe.plot.pair(draws, parameters=["infection", "recovery", "scatter"])
 # ## Can it be trusted?
 
 # %%
-found = cpe.check(post, given={"in_bed": in_bed}, n=500, draws=500, key=jax.random.key(3))
+found = cpe.check(
+    post, given={"in_bed": in_bed}, n=500, draws=500, key=jax.random.key(3)
+)
 print(found)
 cpe.plot.predictive(found)
 
@@ -130,7 +146,11 @@ cpe.plot.predictive(found)
 
 # %%
 def isolated(rng, infection, recovery):
-    ill, healthy, peak = np.ones(len(infection), int), np.full(len(infection), BOYS - 1), 0
+    ill, healthy, peak = (
+        np.ones(len(infection), int),
+        np.full(len(infection), BOYS - 1),
+        0,
+    )
     for step in range(DAYS * STEPS):
         rate = infection / 4 if step >= 4 * STEPS else infection
         new = rng.binomial(healthy, -np.expm1(-rate * ill / BOYS / STEPS))
@@ -142,7 +162,10 @@ def isolated(rng, infection, recovery):
 
 rates = [draws.posterior[name].values[0] for name in ("infection", "recovery")]
 peak = isolated(np.random.default_rng(0), *rates)
-print("boys in bed at the peak:", "{:.0f}, {:.0f} to {:.0f}".format(peak.mean(), *np.quantile(peak, [0.05, 0.95])))
+print(
+    "boys in bed at the peak:",
+    "{:.0f}, {:.0f} to {:.0f}".format(peak.mean(), *np.quantile(peak, [0.05, 0.95])),
+)
 
 # %% [markdown]
 # (These are new epidemics with the same virus, not the one of 1978 from day 5 on: for that the state on day 5 would

@@ -22,7 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 SIDE = 24
-wave = 2 * jnp.pi * jnp.sqrt(jnp.fft.fftfreq(SIDE)[:, None] ** 2 + jnp.fft.rfftfreq(SIDE)[None, :] ** 2)
+wave = (
+    2
+    * jnp.pi
+    * jnp.sqrt(
+        jnp.fft.fftfreq(SIDE)[:, None] ** 2 + jnp.fft.rfftfreq(SIDE)[None, :] ** 2
+    )
+)
 
 
 def forest(key, length, strength, mean):
@@ -31,7 +37,11 @@ def forest(key, length, strength, mean):
     # In closed form: the variance of white noise after the filter, so that the field has the variance asked for.
     whole = jnp.concatenate([filter_, filter_[:, 1:-1]], axis=1)
     noise = jnp.fft.rfft2(jax.random.normal(a, (SIDE, SIDE)))
-    field = strength * jnp.fft.irfft2(noise * filter_, s=(SIDE, SIDE)) / jnp.sqrt(jnp.mean(whole**2))
+    field = (
+        strength
+        * jnp.fft.irfft2(noise * filter_, s=(SIDE, SIDE))
+        / jnp.sqrt(jnp.mean(whole**2))
+    )
     return jax.random.poisson(b, mean * jnp.exp(field - strength**2 / 2)).astype(float)
 
 
@@ -44,7 +54,9 @@ import matplotlib.pyplot as plt
 settings = [(1.0, 0.3), (1.0, 1.2), (4.0, 0.3), (4.0, 1.2)]
 figure, axes = plt.subplots(1, 4, figsize=(7.4, 2.1), num="Four forests")
 for ax, (length, strength) in zip(axes, settings, strict=True):
-    ax.imshow(forest(jax.random.key(3), length, strength, 3.0), cmap="Greens", vmin=0, vmax=15)
+    ax.imshow(
+        forest(jax.random.key(3), length, strength, 3.0), cmap="Greens", vmin=0, vmax=15
+    )
     ax.set(title=f"length {length:g}, strength {strength:g}", xticks=[], yticks=[])
 
 # %% [markdown]
@@ -65,9 +77,13 @@ prior = {
     "mean": dist.LogNormal(jnp.log(3.0), 0.4),
 }
 model = cpe.Model.from_prior(prior, forest, observed="counts")
-embed = {"counts": cpe.ConvEmbedding((SIDE, SIDE), dims=2, width=24, key=jax.random.key(0))}
-training = cpe.Training(steps=3_000)
-post = cpe.fit(model, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(1))
+embed = {
+    "counts": cpe.ConvEmbedding((SIDE, SIDE), dims=2, width=24, key=jax.random.key(0))
+}
+training = cpe.Training(max_epochs=30)  # 2,700 steps
+post = cpe.fit(
+    model, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(1)
+)
 print(post.history.score)
 
 # %% [markdown]
@@ -92,11 +108,15 @@ cpe.plot.pair(draws, truth=truth)
 test = cpe.simulate(model, 200, key=jax.random.key(3))
 many = post.sample(500, given={"counts": test["counts"]}, key=jax.random.key(4))
 
-figure, axes = plt.subplots(1, 3, figsize=(7.4, 2.5), num="Posterior means against the truth")
+figure, axes = plt.subplots(
+    1, 3, figsize=(7.4, 2.5), num="Posterior means against the truth"
+)
 for ax, name in zip(axes, prior, strict=True):
     x = many.posterior[name].values[0]
     low, high = np.quantile(x, [0.05, 0.95], axis=0)
-    ax.errorbar(test[name], x.mean(0), [x.mean(0) - low, high - x.mean(0)], fmt=".", alpha=0.3)
+    ax.errorbar(
+        test[name], x.mean(0), [x.mean(0) - low, high - x.mean(0)], fmt=".", alpha=0.3
+    )
     ends = [test[name].min(), test[name].max()]
     ax.plot(ends, ends, color="black", linewidth=1)
     ax.set(title=name, xlabel="truth")

@@ -44,7 +44,10 @@ def river(key, noise, drift):
     return level + noise * jax.random.normal(c, (YEARS,))
 
 
-prior = {"noise": dist.LogNormal(jnp.log(120.0), 0.6), "drift": dist.LogNormal(jnp.log(40.0), 1.0)}
+prior = {
+    "noise": dist.LogNormal(jnp.log(120.0), 0.6),
+    "drift": dist.LogNormal(jnp.log(40.0), 1.0),
+}
 model = cpe.Model.from_prior(prior, river, observed="flow")
 
 # %% [markdown]
@@ -56,7 +59,12 @@ model = cpe.Model.from_prior(prior, river, observed="flow")
 
 # %%
 embed = {"flow": cpe.ConvEmbedding((YEARS,), key=jax.random.key(0))}
-post = cpe.fit(model, method=cpe.CPE(embed=embed), training=cpe.Training(steps=3_000), key=jax.random.key(1))
+post = cpe.fit(
+    model,
+    method=cpe.CPE(embed=embed),
+    training=cpe.Training(steps=3_000),
+    key=jax.random.key(1),
+)
 draws = post.sample(4_000, given={"flow": flow}, key=jax.random.key(2))
 
 # %% [markdown]
@@ -77,16 +85,21 @@ def log_likelihood(noise, drift):
     return total
 
 
-noise, drift = np.meshgrid(np.linspace(80, 180, 101), np.geomspace(5, 150, 120), indexing="ij")
+noise, drift = np.meshgrid(
+    np.linspace(80, 180, 101), np.geomspace(5, 150, 120), indexing="ij"
+)
 log_p = log_likelihood(noise, drift) + sum(
-    np.asarray(prior[name].log_prob(jnp.asarray(x))) for name, x in [("noise", noise), ("drift", drift)]
+    np.asarray(prior[name].log_prob(jnp.asarray(x)))
+    for name, x in [("noise", noise), ("drift", drift)]
 )
 exact = np.exp(log_p - log_p.max())
 
 # %%
 import matplotlib.pyplot as plt
 
-figure, axes = plt.subplots(figsize=(5, 3.4), num="Draws, and the contours of the exact posterior")
+figure, axes = plt.subplots(
+    figsize=(5, 3.4), num="Draws, and the contours of the exact posterior"
+)
 found = {name: draws.posterior[name].values[0] for name in prior}
 axes.plot(found["noise"], found["drift"], ".", markersize=2, alpha=0.3)
 axes.contour(noise, drift, exact, levels=[0.05, 0.3, 0.7], colors="black", linewidths=1)
@@ -101,7 +114,9 @@ weight = exact * drift / (exact * drift).sum()
 for name, grid in [("noise", noise), ("drift", drift)]:
     mean = (weight * grid).sum()
     sd = np.sqrt((weight * (grid - mean) ** 2).sum())
-    print(f"{name}: {found[name].mean():.1f} ± {found[name].std():.1f} by cpejax, {mean:.1f} ± {sd:.1f} exactly")
+    print(
+        f"{name}: {found[name].mean():.1f} ± {found[name].std():.1f} by cpejax, {mean:.1f} ± {sd:.1f} exactly"
+    )
 
 # %% [markdown]
 # ## The states
@@ -125,13 +140,19 @@ def levels(rng, noise, drift):
     path = [means[-1] + np.sqrt(variances[-1]) * rng.normal(size=len(noise))]
     for m, p in zip(means[-2::-1], variances[-2::-1], strict=True):
         gain = p / (p + drift**2)
-        path.append(m + gain * (path[-1] - m) + np.sqrt((1 - gain) * p) * rng.normal(size=len(noise)))
+        path.append(
+            m
+            + gain * (path[-1] - m)
+            + np.sqrt((1 - gain) * p) * rng.normal(size=len(noise))
+        )
     return np.stack(path[::-1], axis=1)
 
 
 paths = levels(np.random.default_rng(0), found["noise"], found["drift"])
 years = np.arange(1871, 1971)
-figure, axes = plt.subplots(figsize=(6, 3), num="The flow, and 90 % of the level's posterior")
+figure, axes = plt.subplots(
+    figsize=(6, 3), num="The flow, and 90 % of the level's posterior"
+)
 axes.plot(years, flow, ".", color="black")
 axes.fill_between(years, *np.quantile(paths, [0.05, 0.95], axis=0), alpha=0.3)
 axes.plot(years, paths.mean(0))

@@ -81,14 +81,16 @@ def program():
     beta = numpyro.sample("beta", dist.TruncatedNormal(0.05, 0.05, low=0.0))
     gamma = numpyro.sample("gamma", dist.TruncatedNormal(1.0, 0.5, low=0.0))
     delta = numpyro.sample("delta", dist.TruncatedNormal(0.05, 0.05, low=0.0))
-    start = numpyro.sample("start", dist.LogNormal(jnp.log(10.0), 1.0).expand([2]).to_event(1))
+    start = numpyro.sample(
+        "start", dist.LogNormal(jnp.log(10.0), 1.0).expand([2]).to_event(1)
+    )
     sigma = numpyro.sample("sigma", dist.LogNormal(-1.0, 1.0).expand([2]).to_event(1))
     z = populations(start, alpha, beta, gamma, delta)
     numpyro.sample("log_pelts", dist.Normal(z, sigma).to_event(2))
 
 
 model = cpe.Model(program, observed=["log_pelts"])
-sims = cpe.simulate(model, 20_000, key=jax.random.key(0))
+sims = cpe.simulate(model, 10_000, key=jax.random.key(0))
 
 # %% [markdown]
 # ## Fit
@@ -97,9 +99,15 @@ sims = cpe.simulate(model, 20_000, key=jax.random.key(0))
 # with the same weights. Its features go to the flows of all eight parameters.
 
 # %%
-embed = {"log_pelts": cpe.ConvEmbedding((len(YEARS), 2), dims=1, out=48, width=48, key=jax.random.key(1))}
+embed = {
+    "log_pelts": cpe.ConvEmbedding(
+        (len(YEARS), 2), dims=1, out=48, width=48, key=jax.random.key(1)
+    )
+}
 training = cpe.Training(steps=5_000)
-post = cpe.fit(model, sims, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(2))
+post = cpe.fit(
+    model, sims, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(2)
+)
 print(post.history.score)
 
 # %% [markdown]
@@ -117,7 +125,9 @@ given = {"log_pelts": log_pelts}
 rough = post.sample(4_000, given=given, key=jax.random.key(3))
 draws = post.sample(4_000, given=given, refine=True, key=jax.random.key(3))
 about = draws.posterior.attrs
-print(f"Pareto k {about['pareto_k']:.2f}, {about['tempering_steps']} weightings, {about['moves']} moves")
+print(
+    f"Pareto k {about['pareto_k']:.2f}, {about['tempering_steps']} weightings, {about['moves']} moves"
+)
 print(arviz_stats.summary(draws, kind="stats"))
 
 # %% [markdown]
@@ -127,7 +137,10 @@ print(arviz_stats.summary(draws, kind="stats"))
 # How far did the refinement have to go? Grey are the network's own draws, blue the refined ones.
 
 # %%
-before = {name: rough.posterior[name].values[0] for name in ("alpha", "beta", "gamma", "delta")}
+before = {
+    name: rough.posterior[name].values[0]
+    for name in ("alpha", "beta", "gamma", "delta")
+}
 cpe.plot.marginals(draws, prior=before, parameters=list(before))
 
 # %% [markdown]
@@ -142,9 +155,16 @@ names = ("start", "alpha", "beta", "gamma", "delta")
 values = [draws.posterior[name].values[0] for name in names]
 curves = np.exp(jax.vmap(populations)(*values))  # (draws, 21, 2)
 
-figure, axes = plt.subplots(figsize=(6, 3), num="Hares and lynxes: data, and 90 % of the posterior's curves")
+figure, axes = plt.subplots(
+    figsize=(6, 3), num="Hares and lynxes: data, and 90 % of the posterior's curves"
+)
 for i, (animal, pelts) in enumerate([("hare", hare), ("lynx", lynx)]):
-    axes.fill_between(YEARS, *np.quantile(curves[:, :, i], [0.05, 0.95], axis=0), alpha=0.3, label=animal)
+    axes.fill_between(
+        YEARS,
+        *np.quantile(curves[:, :, i], [0.05, 0.95], axis=0),
+        alpha=0.3,
+        label=animal,
+    )
     axes.plot(YEARS, pelts, "o-", markersize=3, linewidth=0.5, color=f"C{i}")
 axes.set(xlabel="year", ylabel="pelts, thousands", xticks=YEARS[::4])
 axes.legend()

@@ -52,7 +52,15 @@ int main(void) {
 """
 pathlib.Path("telegraph.c").write_text(SOURCE)
 subprocess.run(["cc", "-O2", "-o", "telegraph", "telegraph.c", "-lm"], check=True)
-print(subprocess.run("./telegraph", input="1 0.5 2.0 40.0\n", capture_output=True, text=True, check=True).stdout)
+print(
+    subprocess.run(
+        "./telegraph",
+        input="1 0.5 2.0 40.0\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+)
 
 # %% [markdown]
 # ## The simulator in Python
@@ -72,12 +80,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+CORES = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+)
 
 
 def ask(lines):
     """What the program prints for some lines, `(lines, 40)`."""
-    done = subprocess.run("./telegraph", input="\n".join(lines), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        "./telegraph",
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     if done.returncode:
         raise RuntimeError(f"telegraph failed: {done.stderr.strip()}")
     return [line.split() for line in done.stdout.splitlines()]
@@ -86,7 +102,10 @@ def ask(lines):
 def telegraph(rng, on, off, make):
     """Molecules in 40 cells, sorted, `(rows, 40)`, for parameters `(rows,)`."""
     seeds = rng.integers(2**31, size=len(on))
-    lines = [f"{s} {a:.9g} {b:.9g} {c:.9g}" for s, a, b, c in zip(seeds, on, off, make, strict=True)]
+    lines = [
+        f"{s} {a:.9g} {b:.9g} {c:.9g}"
+        for s, a, b, c in zip(seeds, on, off, make, strict=True)
+    ]
     parts = [part.tolist() for part in np.array_split(lines, CORES) if len(part)]
     with ThreadPoolExecutor(CORES) as pool:
         answers = [row for part in pool.map(ask, parts) for row in part]
@@ -107,7 +126,9 @@ prior = {
     "off": dist.LogNormal(1.0, 0.7),
     "make": dist.LogNormal(np.log(40.0), 0.5),
 }
-model = cpe.Model.from_prior(prior, telegraph, observed="molecules", host=True, vectorized=True)
+model = cpe.Model.from_prior(
+    prior, telegraph, observed="molecules", host=True, vectorized=True
+)
 
 # %% [markdown]
 # A long simulation should not be lost when the machine goes down. With `checkpoint=`, what is finished is on disk,
@@ -118,7 +139,9 @@ import time
 
 began = time.perf_counter()
 sims = cpe.simulate(model, 10_000, key=jax.random.key(0), checkpoint="parts/")
-print(f"{sims.n} simulations of 40 cells in {time.perf_counter() - began:.0f} s on {CORES} cores")
+print(
+    f"{sims.n} simulations of 40 cells in {time.perf_counter() - began:.0f} s on {CORES} cores"
+)
 
 # %% [markdown]
 # ## The posterior
@@ -143,7 +166,9 @@ cpe.plot.pair(draws, truth=truth)
 burst = (draws.posterior["make"] / draws.posterior["off"]).values
 print(
     "molecules in a burst:",
-    "{:.0f}, {:.0f} to {:.0f}".format(np.median(burst), *np.quantile(burst, [0.05, 0.95])),
+    "{:.0f}, {:.0f} to {:.0f}".format(
+        np.median(burst), *np.quantile(burst, [0.05, 0.95])
+    ),
     "(truth: 20)",
 )
 
@@ -151,7 +176,9 @@ print(
 # ## Check
 
 # %%
-print(cpe.check(post, given={"molecules": cells}, n=500, draws=500, key=jax.random.key(3)))
+print(
+    cpe.check(post, given={"molecules": cells}, n=500, draws=500, key=jax.random.key(3))
+)
 
 # %% [markdown]
 # ## What to remember

@@ -86,7 +86,9 @@ for name, tree in [("normal", draws), ("Student", robust_draws)]:
 # So there was also an error that no model of the scatter can find.)
 
 # %%
-robust_found = cpe.check(robust_post, given={"time": times}, n=500, draws=500, key=jax.random.key(6))
+robust_found = cpe.check(
+    robust_post, given={"time": times}, n=500, draws=500, key=jax.random.key(6)
+)
 print(robust_found)
 
 # %% [markdown]
@@ -96,7 +98,11 @@ print(robust_found)
 # the program's own density, and says with which error.
 
 # %%
-result = cpe.compare({"normal": post, "Student": robust_post}, given={"time": times}, key=jax.random.key(7))
+result = cpe.compare(
+    {"normal": post, "Student": robust_post},
+    given={"time": times},
+    key=jax.random.key(7),
+)
 print(result)
 
 # %% [markdown]

@@ -57,7 +57,8 @@ def draw(check: Check | Predictive, style: Any, *, most: int = 12) -> Any:
         x = found.values[row.site, row.statistic]
         ax.hist(x, bins=30, range=style.window([x], row.observed), color=style.DRAWS, alpha=0.6)
         ax.axvline(row.observed, color=style.TRUTH, linewidth=1.5)
-        ax.set_title(f"{row.statistic} of {row.site}" if row.statistic != "value" else str(row.site))
+        title = f"{row.statistic} of {row.site}" if row.statistic != "value" else str(row.site)
+        ax.set_title(title if len(title) < 20 else title.replace(" of ", "\nof ", 1))  # not into the next one's
         ax.set_yticks([])
         ax.spines["left"].set_visible(False)
         ax.xaxis.set_major_locator(MaxNLocator(3))
