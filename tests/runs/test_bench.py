@@ -19,7 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from cpejax import tasks
-from cpejax.runs.bench import command, config, job, methods, page, table
+from cpejax.runs.bench import command, config, job, methods, page, peers, table
 from cpejax.runs.bench.config import Config
 from cpejax.runs.cli import app
 from cpejax.runs.model_file import Failure
@@ -174,6 +174,53 @@ def test_from_simulations_to_the_page(small, no_training, monkeypatch):
     job.main(["all", "pair", "tiny", "100", "3"])  # now from the saved posterior: the same draws
     again = pd.read_csv(small / "metrics" / "pair" / "tiny" / "100-3.csv")
     pd.testing.assert_frame_equal(again[["c2st_fast", "hmin"]], rows[["c2st_fast", "hmin"]], rtol=1e-4)
+
+
+PEER = """
+import json, sys
+import numpy as np
+
+options = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+with np.load(sys.argv[1]) as file:
+    assert file["theta"].shape == (100, 2) and file["x"].shape == (100, 2), "shapes"
+    assert list(file["families"]) == ["normal", "normal"] and list(file["second"]) == [1.0, 1.0], "prior"
+    draws = np.repeat(file["observations"][:, None] / 2, int(options["--draws"]), axis=1)
+np.savez(sys.argv[2], draws=draws + np.random.default_rng(0).normal(size=draws.shape))
+print("something else")
+about = {"weights": 5, "epochs": int(options["--epochs"]), "seconds_fit": 2.0, "seconds_draw": [0.1] * len(draws)}
+print(json.dumps({**about, "megabytes": 9.0, "versions": {"sbi": "0"}}))
+"""
+
+
+def test_a_peer_in_an_environment_of_its_own(small, monkeypatch):
+    """A script of another interpreter is handed simulations and observations, and hands draws back."""
+    monkeypatch.setattr(job.metrics, "c2st", quick_c2st)
+    (small / "peer.py").write_text(PEER)
+    monkeypatch.setattr(peers, "SCRIPT", small / "peer.py")
+    options = {**json.loads((small / "config.json").read_text()), "methods": ["sbi-NPE"]}
+    (small / "config.json").write_text(json.dumps(options))
+    monkeypatch.setenv("CPEJAX_PEERS", str(small / "nothing"))
+    with pytest.raises(Failure, match=r"nothing is not there.*make peers.*CPEJAX_PEERS"):
+        config.read_config(small / "config.json").check()
+    monkeypatch.setenv("CPEJAX_PEERS", sys.executable)
+    config.read_config(small / "config.json").check()
+    job.main(["reference", "pair"])
+    job.main(["simulations", "pair", "-", "100", "3"])
+    job.main(["all", "pair", "sbi-NPE", "100", "3"])
+    job.main(["table"])
+    row = pd.read_csv(small / "results.csv").iloc[0]
+    assert (row["method"], row["solver"], row["epochs"], row["version_sbi"]) == ("sbi-NPE", "default", 1, 0)
+    assert row["c2st_fast"] < 0.9
+    assert not list(small.rglob("peer-*.npz"))
+
+
+def test_priors_that_a_peer_is_given():
+    moons, waves = tasks.get("two_moons"), tasks.get("sbibm/sir")
+    assert list(peers.prior_of(moons)["families"]) == ["uniform"] * 2
+    assert list(peers.prior_of(moons)["first"]) == [-1.0, -1.0]
+    assert list(peers.prior_of(waves)["families"]) == ["lognormal"] * 2
+    assert peers.prior_of(tasks.get("tree")) is None  # branches depend on the root
+    assert peers.prior_of(tasks.get("hierarchical")) is None
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ Tasks = Annotated[
 Methods = Annotated[
     str | None,
     typer.Option(
-        help="Methods, separated by commas: names, `all`, or Python files that define METHOD.", metavar="NAMES"
+        help="Methods, separated by commas: names, `all` (of this library), or Python files that define METHOD.",
+        metavar="NAMES",
     ),
 ]
 Budgets = Annotated[

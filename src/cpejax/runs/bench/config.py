@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from cpejax import tasks
 from cpejax.inference.settings import Training
 from cpejax.runs.bench.methods import Entry, defined, fitted_to, get
+from cpejax.runs.bench.peers import Peer, peers_python
 from cpejax.runs.model_file import Failure
 from cpejax.tasks import Task
 from cpejax.util.files import write_atomically
@@ -95,7 +96,7 @@ class Config:
         """What the table calls a task that is called `name` in the names of files."""
         return name if self.task_names[name].endswith(".py") else self.task_names[name]
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> Entry | Peer:
         """The method that is called so in the names of files."""
         return get(self.method_names[name])
 
@@ -121,7 +122,10 @@ class Config:
         for name in self.task_names:
             task = self.task(name)
             for entry in entries:
-                fitted_to(task, entry.method)
+                if isinstance(entry, Peer):
+                    peers_python()
+                else:
+                    fitted_to(task, entry.method)
             for number in self.observations_of(task, self.seeds[0]):
                 task.observation(number)
 

@@ -28,6 +28,7 @@ from cpejax.program.model import Model
 from cpejax.program.simulate import simulate
 from cpejax.runs.bench.config import FILE, Config, Run, read_config, short
 from cpejax.runs.bench.methods import REFINED, fitted_to
+from cpejax.runs.bench.peers import Peer, run_peer
 from cpejax.runs.result_files import read_simulations, versions, write_arrays
 from cpejax.tasks import Task
 from cpejax.tasks.simformer import ConditionalTask
@@ -80,9 +81,12 @@ def run_simulations(config: Config, run: Run) -> None:
     write_arrays(path / f"{run.budget}-{run.seed}.npz", {site: np.asarray(x) for site, x in found.items()})
 
 
-def run_fit(config: Config, run: Run) -> Posterior:
-    """A method fitted to simulations, saved; killed, it resumes from its checkpoint."""
+def run_fit(config: Config, run: Run) -> Posterior | None:
+    """A method fitted to simulations, saved; killed, it resumes from its checkpoint. A peer's is not kept."""
     task, entry = config.task(run.task), config.entry(run.method)
+    if isinstance(entry, Peer):
+        run_fit_of_peer(config, run, task, entry)
+        return None
     model, method = fitted_to(task, entry.method)
     folder = Path("fits") / run.path
     if isinstance(task, ConditionalTask) and model is task.joint and copy_fit(task, run):
@@ -116,6 +120,36 @@ def run_fit(config: Config, run: Run) -> Posterior:
     return posterior
 
 
+def run_fit_of_peer(config: Config, run: Run, task: Task, peer: Peer) -> None:
+    """A peer fitted and drawn from in its own environment; draws lie beside `fit.json` until they are asked for."""
+    folder, numbers = Path("fits") / run.path, config.observations_of(task, run.seed)
+    path = Path("simulations") / run.task / f"{run.budget}-{run.seed}.npz"
+    with np.load(path, allow_pickle=False) as file:
+        simulations = {site: file[site] for site in task.shapes}
+    options: dict[str, Any] = {"draws": config.draws, "seed": run.seed, "epochs": config.training.get("max_epochs")}
+    found = run_peer(peer, task, simulations, [task.observation(number) for number in numbers], folder, **options)
+    names = [f"{next(iter(peer.draws))}/{number}" for number in numbers]
+    if isinstance(found, str):
+        fitted: dict[str, Any] = {
+            "weights": None,
+            "epochs": None,
+            "seconds_fit": None,
+            "megabytes": None,
+            "versions": {},
+        }
+        drawn: dict[str, Any] = {name: {"note": found} for name in names}
+        arrays: dict[str, np.ndarray] = {}
+    else:
+        draws, fitted = found
+        about = {"acceptance": 1.0, "ess": float(config.draws), "note": ""}
+        seconds = fitted.pop("seconds_draw")
+        drawn = {name: {"seconds_draw": s, **about} for name, s in zip(names, seconds, strict=True)}
+        arrays = {name: x.astype(np.float32) for name, x in zip(names, draws, strict=True)}
+    write_json(folder / "draws.json", drawn)
+    write_arrays(folder / "draws.npz", arrays)
+    write_json(folder / "fit.json", fitted)
+
+
 def copy_fit(task: ConditionalTask, run: Run) -> bool:
     """Whether the same fit was there, of another set of given sites: the model, simulations and keys are the same."""
     family = short(task.name).rpartition("-")[0]
@@ -134,6 +168,12 @@ def whole(task: Task) -> Model:
 def run_draws(config: Config, run: Run, posterior: Posterior | None = None) -> None:
     """Draws for every observation, in every way that the method has."""
     task, entry = config.task(run.task), config.entry(run.method)
+    path = Path("draws") / run.path
+    if isinstance(entry, Peer):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for suffix in (".json", ".npz"):
+            shutil.copyfile(Path("fits") / run.path / f"draws{suffix}", path.with_suffix(suffix))
+        return
     posterior = posterior or load(Path("fits") / run.path / "posterior", fitted_to(task, entry.method)[0])
     arrays: dict[str, np.ndarray] = {}
     about: dict[str, Any] = {}
@@ -156,7 +196,6 @@ def run_draws(config: Config, run: Run, posterior: Posterior | None = None) -> N
                 "note": "",
             }
             arrays[where] = task.ravel({site: tree[site].values[0] for site in task.parameters}).astype(np.float32)
-    path = Path("draws") / run.path
     write_json(path.with_suffix(".json"), about)
     write_arrays(path.with_suffix(".npz"), arrays)
 

@@ -15,6 +15,7 @@ from cpejax.flows.blocks.triangular import TriangularCPE
 from cpejax.flows.fmpe import FMPE
 from cpejax.flows.pse import PSE
 from cpejax.program.model import Model
+from cpejax.runs.bench.peers import PEERS, Peer
 from cpejax.runs.model_file import Failure, run_file
 from cpejax.tasks import Task
 from cpejax.tasks.simformer import ConditionalTask
@@ -54,13 +55,16 @@ METHODS: Mapping[str, Entry] = {
 """`TriangularCPE-reverse` is the paper's CPE, `AIO` the paper's AIO. In this order they run."""
 
 
-def get(name: str) -> Entry:
+def get(name: str) -> Entry | Peer:
     """The method of that name, or what a Python file defines as `METHOD`: a `cpe.Method` or an `Entry`."""
     if name in METHODS:
         return METHODS[name]
+    if name in PEERS:
+        return PEERS[name]
     if not name.endswith(".py"):
         raise Failure(
-            f"There is no method {name!r}: the methods are {', '.join(METHODS)}, and Python files that define METHOD."
+            f"There is no method {name!r}: the methods are {', '.join([*METHODS, *PEERS])}, and Python files that "
+            "define METHOD."
         )
     found = defined(Path(name), "METHOD")
     if isinstance(found, Entry):

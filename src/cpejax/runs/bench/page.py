@@ -51,7 +51,7 @@ def write_page(config: Config, folder: Path, *, draws: bool = True) -> None:
 def made_with(table: pd.DataFrame) -> list[str]:
     """The versions that the rows were made with."""
     names = [name for name in table if str(name).startswith("version_")]
-    return [f"{str(n).removeprefix('version_')} {', '.join(map(str, sorted(set(table[n]))))}" for n in names]
+    return [f"{str(n).removeprefix('version_')} {', '.join(map(str, sorted(set(table[n].dropna()))))}" for n in names]
 
 
 def cells(frame: pd.DataFrame) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pandas as pd
 from cpejax import tasks
 from cpejax.runs.bench.config import Config
 from cpejax.runs.bench.methods import METHODS
+from cpejax.runs.bench.peers import PEERS
 from cpejax.runs.model_file import Failure
 from cpejax.util.files import write_atomically
 
@@ -49,7 +50,7 @@ def rows_so_far(folder: Path) -> pd.DataFrame:
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
     """Rows by budget, method, task, seed, observation and solver, methods and tasks in the order of their lists."""
-    known = {"method": list(METHODS), "task": [*tasks.names(), *tasks.sbibm.names(), *tasks.simformer.names()]}
+    known = {"method": [*METHODS, *PEERS], "task": [*tasks.names(), *tasks.sbibm.names(), *tasks.simformer.names()]}
     several_first = sorted(METHODS.values(), key=lambda entry: -len(entry.draws))
     known["solver"] = list(dict.fromkeys(solver for entry in several_first for solver in entry.draws))
 
