@@ -59,7 +59,8 @@ def test_core_does_not_import_extras():
 
 
 def test_what_is_imported_is_declared_and_nothing_else():
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "src").rglob("*.py")]
+    paths = [path for path in (ROOT / "src").rglob("*.py") if path.name != "peer_sbi.py"]  # has its own environment
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
