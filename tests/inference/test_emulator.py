@@ -51,6 +51,33 @@ def test_the_forward_program_is_the_graphs_own():
     assert found.graph.data == ("mu", "rate")
 
 
+def test_a_step_reads_hundreds_of_examples_however_large_plates_are(monkeypatch):
+    group = np.repeat(np.arange(4), 15)
+
+    def nested():
+        with numpyro.plate("group", 4):
+            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("member", 60):
+            numpyro.sample("y", dist.Normal(mean[group], 0.5))
+
+    def apart():
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("member", 60):
+            numpyro.sample("y", dist.Normal(mean, 0.5))
+
+    found = []
+
+    def train(flow, rows, settings, **options):
+        found.append((flow.examples, settings.batch_size))
+        return flow, cpe.History()
+
+    monkeypatch.setattr("cpejax.inference.emulator.train", train)
+    for program in (nested, apart):
+        model = cpe.Model(program, observed=["y"])
+        cpe.emulate(model, cpe.simulate(model, 200, key=jax.random.key(0)), method=SMALL, key=jax.random.key(1))
+    assert found == [(60, 16), (4, 100)]
+
+
 def test_the_learned_likelihood_is_near_the_programs_own(emulator):
     fresh = cpe.simulate(MODEL, 500, key=jax.random.key(5))
     values = {name: jnp.asarray(fresh[name], float) for name in MODEL.graph.sites}

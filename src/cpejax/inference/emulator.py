@@ -48,6 +48,9 @@ long to train as three parameters."""
 MEMBERS = 4
 """Members of a plate that a step of an emulator's training reads, of a plate more than twice as large. Each member of
 each simulation is an example, so that a batch has hundreds of them with a few members already."""
+MOST_EXAMPLES, FEWEST_ROWS = 800, 16
+"""Examples in a step of an emulator's training; where each simulation has more of them than that allows, as in plates
+that index arrays tie together and of which all members are read, a step has fewer simulations, but so many."""
 SIMULATION_STEPS = 10
 """Steps of Euler's method in an emulated simulation."""
 LIKELIHOOD_STEPS = 2
@@ -210,11 +213,12 @@ def learn_forward(
         interrupt.check()
         prepared = prepare(flow, rows)
         interrupt.check()
+        batch = min(settings.batch_size, max(FEWEST_ROWS, MOST_EXAMPLES // flow.examples))
         with bar:
             trained, history = train(
                 flow,
                 prepared,
-                settings,
+                replace(settings, batch_size=batch),
                 key=key_train,
                 checkpoint=None if checkpoint is None else Path(checkpoint),
                 fingerprint=model.graph.fingerprint,

@@ -224,6 +224,12 @@ class AncestralFlow(SamplingFlow):
             yield net, own("z"), own("s"), self._context(g, net, here), counts
 
     @property
+    def examples(self) -> int:
+        """How many members of one simulation a step trains on, in the group of nodes that has the most."""
+        read = {p: self.members if p in self._large else size for p, size in self.plan.graph.plates.items()}
+        return max(math.prod(read[p] for p in group.plates) for group in self.plan.groups)
+
+    @property
     def _large(self) -> dict[str, int]:
         """The plates of whose members a step trains on some; not those of index arrays, whose groups are whole."""
         graph = self.plan.graph
