@@ -31,8 +31,8 @@ from page import fill, table
 import cpejax as cpe
 from cpejax.inference import progress, streamed
 from cpejax.program.opened import open_simulations
-from cpejax.program.parts import packed
 from cpejax.program.probe import Prober
+from cpejax.program.simulation_files import packed
 from cpejax.util.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "streaming.json"

@@ -20,7 +20,7 @@ from cpejax.program.calls import Call
 from cpejax.program.crew import Crew
 from cpejax.program.dispatch import Dispatch, Limits, Rows, Tally, WorkersLost
 from cpejax.program.graph import Graph
-from cpejax.program.parts import Parts, RowFiles
+from cpejax.program.simulation_files import CheckpointFiles, RowFiles
 from cpejax.program.simulator import Simulator, split
 from cpejax.util.messages import say
 
@@ -90,7 +90,7 @@ class Distributed:
         plan: Plan,
         crew: Crew,
         limits: Limits,
-        store: Parts | None,
+        store: CheckpointFiles | None,
         on_error: str,
         console: Console,
         shown: bool,
