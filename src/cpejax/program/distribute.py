@@ -252,13 +252,16 @@ def _pickled(simulator: Simulator) -> bytes:
 
 
 def _held(fn: Any) -> list[str]:
-    """The names of what a function closes over that cannot be pickled."""
+    """The names of what a function closes over, or takes from its module, that cannot be pickled."""
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    found = {name: cell.cell_contents for name, cell in cells}
+    found |= {name: fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__}
     out = []
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+    for name, value in found.items():
         try:
-            cloudpickle.dumps(cell.cell_contents)
+            cloudpickle.dumps(value)
         except Exception:
-            out.append(f"'{name}' ({type(cell.cell_contents).__name__})")
+            out.append(f"'{name}' ({type(value).__name__})")
     return out
 
 
