@@ -24,6 +24,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from page import fill, table
@@ -31,8 +32,8 @@ from page import fill, table
 import cpejax as cpe
 from cpejax.inference import progress, streamed
 from cpejax.program.opened import open_simulations
-from cpejax.program.parts import packed
 from cpejax.program.probe import Prober
+from cpejax.program.simulation_files import packed
 from cpejax.util.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "streaming.json"
@@ -55,6 +56,16 @@ def program():
     numpyro.sample("y", dist.Normal(mean, 0.5).to_event(1))
 
 
+def draw(rng):
+    """A part, drawn by NumPy in a tenth of the time."""
+    x = rng.standard_normal((PART, 3), np.float32)
+    frequency, decay, phase = np.exp(1.0 + 0.5 * x[:, 0]), np.exp(0.5 * x[:, 1]), x[:, 2]
+    time = np.linspace(0.0, 3.0, SCALARS, dtype=np.float32)
+    y = np.exp(-decay[:, None] * time) * np.sin(frequency[:, None] * time + phase[:, None])
+    y += np.float32(0.5) * rng.standard_normal(y.shape, np.float32)
+    return {"frequency": frequency, "decay": decay, "phase": phase, "y": y}
+
+
 MODEL = cpe.Model(program, observed=["y"])
 
 
@@ -62,7 +73,7 @@ def make(folder, n):
     """A folder of `n` simulations, as an array of jobs makes it: part by part."""
     prober, of = Prober(MODEL.bound, MODEL.graph), n // PART
     for number in range(1, of + 1):
-        found = cpe.simulate(MODEL, PART, key=jax.random.fold_in(jax.random.key(0), number))
+        found = draw(np.random.default_rng([0, number]))
         about = {"program": MODEL.graph.fingerprint, "n": n, "key": [0, 0], "part": [number, of]}
         write_atomically(folder / f"part-{number:04d}-of-{of}.safetensors", packed(found, about, prober(found)))
 

@@ -1,5 +1,6 @@
 """Simulations that stay in their folder: each read once a pass, a bounded number at a time, to the same result."""
 
+import json
 import math
 
 import equinox as eqx
@@ -190,6 +191,15 @@ def test_folders_that_are_refused(folder, small, tmp_path, unchecked):
     blocks.hold_out(blocks.sampled[:9], 10)
     with pytest.raises(ValueError, match=r"simulations of .* are not finite, the first is number \d+; more than 10 %"):
         streamed.StreamedRows(blocks, None, {})(0)
+
+
+def test_a_part_of_another_run_in_the_folder(folder, tmp_path):
+    for number, path in enumerate(sorted(folder.iterdir())):
+        arrays, about = load_arrays(path)
+        run = json.loads(about["run"]) | ({"key": [0, 1]} if number == 5 else {})
+        (tmp_path / path.name).write_bytes(pack_arrays(arrays, about | {"run": json.dumps(run)}))
+    with pytest.raises(ValueError, match="has parts of several runs"):
+        cpe.open_simulations(tmp_path)
 
 
 @pytest.mark.slow

@@ -45,11 +45,20 @@ def epidemic(folder=None):
     return program
 
 
-def test_dask_returns_what_one_returns_alone(client, tmp_path):
-    alone = cpe.simulate(epidemic(), 60, key=KEY)
-    for folder in (None, tmp_path):
-        found = cpe.simulate(epidemic(folder), 60, key=KEY, workers=client, timeout=60)
-        assert all((found[name] == alone[name]).all() for name in alone)
+@pytest.fixture(scope="module")
+def alone():
+    return cpe.simulate(epidemic(), 60, key=KEY)
+
+
+def test_dask_returns_what_one_returns_alone(client, alone):
+    found = cpe.simulate(epidemic(), 60, key=KEY, workers=client, timeout=60)
+    assert all((found[name] == alone[name]).all() for name in alone)
+
+
+@pytest.mark.slow
+def test_also_when_workers_die(client, alone, tmp_path):
+    found = cpe.simulate(epidemic(tmp_path), 60, key=KEY, workers=client, timeout=60)
+    assert all((found[name] == alone[name]).all() for name in alone)
     assert len(list(tmp_path.iterdir())) == (alone["a"] > 1.5).sum() > 0
 
 

@@ -17,8 +17,7 @@ import numpyro.distributions as dist
 import pytest
 
 import cpejax as cpe
-from cpejax.program import dispatch, parts
-from cpejax.program.crew import Processes
+from cpejax.program import dispatch, simulation_files
 from cpejax.program.simulator import split
 
 KEY = jax.random.key(0)
@@ -102,6 +101,7 @@ def model():
     return program
 
 
+@pytest.mark.slow
 def test_a_script_may_define_the_simulator_and_need_not_be_importable(tmp_path):
     """Started anew, a worker neither runs the script again nor imports JAX."""
     (tmp_path / "neighbour.py").write_text("def shift(x):\n    return x + 1\n")
@@ -182,6 +182,7 @@ def test_failures_can_be_nan(capsys, pool, vectorized):
 # ---- workers that are lost
 
 
+@pytest.mark.slow
 def test_workers_that_die_or_hang(tmp_path, capsys):
     """Some do so once, and their rows are tried again; one simulation always does, and is named."""
     once = str(tmp_path)
@@ -218,12 +219,12 @@ def test_workers_that_die_or_hang(tmp_path, capsys):
 
 def test_a_hanging_thread_is_given_up(pool, capsys):
     def hanging(rng, a, b):
-        time.sleep(4.0 if a > 2.5 else 0.0)
+        time.sleep(2.5 if a > 2.5 else 0.0)
         return a
 
-    found = cpe.simulate(pairs(hanging), 100, key=KEY, workers=pool, timeout=2.0, retries=0)
+    found = cpe.simulate(pairs(hanging), 100, key=KEY, workers=pool, timeout=1.0, retries=0)
     assert found.dropped == 1
-    assert "it took longer than 2 s" in capsys.readouterr().err
+    assert "it took longer than 1 s" in capsys.readouterr().err
 
 
 SCRIPT = """
@@ -288,7 +289,7 @@ def check_killed(tmp_path, n, kills, seed):
     """Rows that are on disk are right, no worker outlives its caller, and what is left is done by the same call."""
     counts, workers = killed(tmp_path, n, kills, seed)
     assert min(counts) > 0
-    found = [parts.load_arrays(path)[0] for path in (tmp_path / "sims").glob("rows-*")]
+    found = [simulation_files.load_arrays(path)[0] for path in (tmp_path / "sims").glob("rows-*")]
     rows, data = (np.concatenate([part[name] for part in found]) for name in ("rows", "data"))
     assert 0 < len(np.unique(rows)) < n
     names = {"__name__": "script"}
@@ -382,6 +383,7 @@ def test_a_worker_without_a_package(tmp_path, monkeypatch):
         cpe.simulate(pairs(only_here.simulator), 100, key=KEY, workers=NoPackage("only_here"))
 
 
+@pytest.mark.slow
 def test_workers_that_all_die():
     def dying(rng, a, b):
         os._exit(3)
@@ -391,7 +393,7 @@ def test_workers_that_all_die():
 
 
 def test_a_full_disk_loses_nothing(tmp_path, pool, monkeypatch, alone):
-    inner, left = parts.write_atomically, [12]
+    inner, left = simulation_files.write_atomically, [12]
 
     def until_full(path, content):
         if path.name.startswith("rows-"):
@@ -400,7 +402,7 @@ def test_a_full_disk_loses_nothing(tmp_path, pool, monkeypatch, alone):
                 raise OSError(28, "No space left on device", str(path))
         inner(path, content)
 
-    monkeypatch.setattr(parts, "write_atomically", until_full)
+    monkeypatch.setattr(simulation_files, "write_atomically", until_full)
     options = {"key": KEY, "workers": pool, "batch": 5, "checkpoint": tmp_path}
     with pytest.raises(OSError, match=r"No space left on device, so that .* What has come back before is kept in"):
         cpe.simulate(pairs(noisy), 103, **options)
@@ -437,15 +439,15 @@ def test_rows_of_another_run(tmp_path, pool, monkeypatch):
 
 
 def test_many_files_become_one(tmp_path, pool, monkeypatch, alone):
-    monkeypatch.setattr(parts, "MANY_FILES", 10)
+    monkeypatch.setattr(simulation_files, "MANY_FILES", 10)
     most = []
-    inner = parts.RowFiles.write
+    inner = simulation_files.RowFiles.write
 
     def write(self, *arguments):
         inner(self, *arguments)
         most.append(len(list(tmp_path.glob("rows-*"))))
 
-    monkeypatch.setattr(parts.RowFiles, "write", write)
+    monkeypatch.setattr(simulation_files.RowFiles, "write", write)
     found = cpe.simulate(pairs(noisy), 103, key=KEY, workers=pool, batch=2, checkpoint=tmp_path)
     assert same(alone, found)
     assert max(most) <= 10 + 103 // 10
@@ -453,19 +455,17 @@ def test_many_files_become_one(tmp_path, pool, monkeypatch, alone):
 
 def test_ctrl_c(tmp_path, monkeypatch):
     """What is complete is returned, or kept."""
-    arrived, inner = [], Processes.wait
 
-    def interrupting(self, seconds):
-        inner(self, seconds)
-        arrived.append(1)
-        if len(arrived) == 10:
+    def interrupting(self):
+        if self.tally.done >= 20:
             raise KeyboardInterrupt
+
+    monkeypatch.setattr(dispatch.Dispatch, "_overdue", interrupting)
 
     def slow(rng, a, b):
         time.sleep(0.02)
         return a + rng.normal()
 
-    monkeypatch.setattr(Processes, "wait", interrupting)
     found = cpe.simulate(pairs(slow), 500, key=KEY, workers=2, batch=2)
     assert found.interrupted
     whole = cpe.simulate(pairs(lambda rng, a, b: a + rng.normal()), 500, key=KEY)

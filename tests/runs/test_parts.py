@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from cpejax.runs import stages
 from cpejax.runs.cli import app
-from cpejax.runs.parts import listed
+from cpejax.runs.job_parts import listed
 from cpejax.util.files import load_arrays
 
 MODEL = """
@@ -111,11 +111,15 @@ def test_parts_do_not_mix(here):
     )
 
 
+@pytest.mark.slow
 def test_workers_of_the_command(here):
     cpejax("simulate", "model.py", "--out", "run", "--simulations", 20, "--workers", 2)
     cpejax("simulate", "model.py", "--out", "new", "--simulations", 20, "--workers", 1)
     one, other = simulations(here / "run"), simulations(here / "new")
     assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_workers_that_the_command_does_not_know(here):
     for wrong in ("0", "eight", "slurm:x", "pbs:3"):
         out = cpejax("simulate", "model.py", "--out", "bad", "--workers", wrong, code=1)
         assert f"--workers {wrong}: expected a number of processes on this machine" in out

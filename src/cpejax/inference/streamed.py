@@ -21,7 +21,7 @@ from cpejax.util.keys import key_words
 READ_WHOLE = 2**30
 """Bytes, in float32, of a folder that is read into memory, where training takes about seven times as much
 (`benchmarks/streaming.py`)."""
-BLOCK_BYTES = 2**26
+BLOCK_BYTES = 2**25
 """Bytes, in float32, of a block and of the sample: with what it takes to prepare them, training stays below 2 GiB."""
 BLOCK_ROWS = 50_000
 """Maximum number of simulations in a block: enough that what an epoch costs besides its steps does not count."""

@@ -20,7 +20,7 @@ from cpejax.program.calls import Call
 from cpejax.program.crew import Crew
 from cpejax.program.dispatch import Dispatch, Limits, Rows, Tally, WorkersLost
 from cpejax.program.graph import Graph
-from cpejax.program.parts import Parts, RowFiles
+from cpejax.program.simulation_files import CheckpointFiles, RowFiles
 from cpejax.program.simulator import Simulator, split
 from cpejax.util.messages import say
 
@@ -90,7 +90,7 @@ class Distributed:
         plan: Plan,
         crew: Crew,
         limits: Limits,
-        store: Parts | None,
+        store: CheckpointFiles | None,
         on_error: str,
         console: Console,
         shown: bool,
@@ -252,13 +252,16 @@ def _pickled(simulator: Simulator) -> bytes:
 
 
 def _held(fn: Any) -> list[str]:
-    """The names of what a function closes over that cannot be pickled."""
+    """The names of what a function closes over, or takes from its module, that cannot be pickled."""
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    found = {name: cell.cell_contents for name, cell in cells}
+    found |= {name: fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__}
     out = []
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+    for name, value in found.items():
         try:
-            cloudpickle.dumps(cell.cell_contents)
+            cloudpickle.dumps(value)
         except Exception:
-            out.append(f"'{name}' ({type(cell.cell_contents).__name__})")
+            out.append(f"'{name}' ({type(value).__name__})")
     return out
 
 

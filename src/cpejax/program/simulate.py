@@ -23,8 +23,8 @@ from cpejax.program.distribute import BLOCK, Distributed, InBlocks, Plan
 from cpejax.program.distributions import is_masked, mask_of, unwrap
 from cpejax.program.graph import Graph
 from cpejax.program.model import Model, as_model, check_simulators
-from cpejax.program.parts import Parts
 from cpejax.program.probe import Prober, code_of
+from cpejax.program.simulation_files import CheckpointFiles
 from cpejax.program.simulations import Simulations, check_count, finite, say_without_digits
 from cpejax.program.simulator import FEED, Program, Simulator
 from cpejax.program.tracing import run
@@ -197,7 +197,7 @@ def draw_rows(
     prober.code |= {str(s.site): code_of(s.fn) for s in simulators if s.host}  # before calls change what it holds
     store = None
     if checkpoint is not None and (chunk < n or (host and workers is not None)):
-        store = Parts(Path(checkpoint), prober, n, chunk, key, given)
+        store = CheckpointFiles(Path(checkpoint), prober, n, chunk, key, given)
         store.run |= {} if n == total else {"rows": [rows.start, rows.stop, total]}
     shown = shown and host
     if workers is not None and not host:

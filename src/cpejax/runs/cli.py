@@ -19,6 +19,8 @@ from cpejax.program.inverse import invert
 from cpejax.runs.bench.cli import bench, data, tasks
 from cpejax.runs.errors import errors_in_a_paragraph
 from cpejax.runs.folder import RunFolder
+from cpejax.runs.hiring import check_option
+from cpejax.runs.job_parts import parse_part
 from cpejax.runs.model_file import Failure, blaming, load_model
 from cpejax.runs.observation import read_given, read_observation
 from cpejax.runs.options import (
@@ -41,10 +43,8 @@ from cpejax.runs.options import (
     Truth,
     Workers,
 )
-from cpejax.runs.parts import parse_part
 from cpejax.runs.terminal import draw_graph, show_checks, show_summary, site_table
 from cpejax.runs.watchdog import Interrupted, how_to_resume
-from cpejax.runs.workers import check_workers
 
 __all__ = ["app"]
 
@@ -297,7 +297,7 @@ def _running(
     `part`: the options of simulating a part, which need not be alone.
     """
     with errors_in_a_paragraph(debug):
-        check_workers(workers)
+        check_option(workers)
         loaded = load_model(model)
         from cpejax.runs import stages  # slow to import, and a wrong model file is told at once
 

@@ -25,9 +25,10 @@ from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations
 from cpejax.runs.changes import changed_in_model
 from cpejax.runs.folder import CHECK_SIMULATE, STAGES, RunFolder
+from cpejax.runs.hiring import hired
+from cpejax.runs.job_parts import JobParts, take_parts
 from cpejax.runs.model_file import Failure, ModelFile, blaming, choose_method, describe_method, summary
 from cpejax.runs.observation import Given, Source
-from cpejax.runs.parts import PartFiles, take_parts
 from cpejax.runs.report import report
 from cpejax.runs.result_files import (
     hash_file,
@@ -39,7 +40,6 @@ from cpejax.runs.result_files import (
 )
 from cpejax.runs.summary import summarise
 from cpejax.runs.watchdog import Interrupted, run_watched
-from cpejax.runs.workers import hired
 from cpejax.util.files import Unusable, write_atomically
 
 Result = TypeVar("Result")
@@ -53,7 +53,7 @@ REPEATED = (
 def run_part(run: RunFolder, number: int) -> None:
     """Simulate one part of the training simulations."""
     with hired(run.workers, run.model) as workers:
-        PartFiles(run, _key(run.options("simulate")["seed"], 0)).simulate(number, workers)
+        JobParts(run, _key(run.options("simulate")["seed"], 0)).simulate(number, workers)
 
 
 def run_simulate(run: RunFolder, all_parts: bool = False) -> Simulations:

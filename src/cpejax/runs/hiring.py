@@ -20,7 +20,7 @@ REVIVAL = 30.0
 """Seconds after which jobs that have ended, at the end of their time or with their node, are submitted again."""
 
 
-def check_workers(text: str | None) -> None:
+def check_option(text: str | None) -> None:
     """An error before anything else is done."""
     if text is not None:
         _parsed(text)

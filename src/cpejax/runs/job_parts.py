@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from cpejax.program.dispatch import Limits
-from cpejax.program.parts import check_run, packed, sites_of
 from cpejax.program.probe import Prober
 from cpejax.program.simulate import draw_rows
+from cpejax.program.simulation_files import check_run, packed, sites_of
 from cpejax.program.simulations import Simulations, finite, say_without_digits
 from cpejax.runs.folder import PARTS, RunFolder
 from cpejax.runs.model_file import Failure, blaming
@@ -32,7 +32,7 @@ def parse_part(text: str) -> tuple[int, int]:
     return int(number), int(of)
 
 
-class PartFiles:
+class JobParts:
     """The parts of a run's simulations: `parts/part-003-of-100.safetensors`.
 
     A part has the rows that a run in one piece would have there. Two processes that simulate the same part write the
@@ -110,7 +110,7 @@ class PartFiles:
 
 def take_parts(run: RunFolder, key: PRNGKeyArray, all_of_them: bool, workers: Any) -> Simulations:
     """The simulations of all parts that are there, as `simulations.npz`; with `all_of_them` the others come first."""
-    files = PartFiles(run, key)
+    files = JobParts(run, key)
     if all_of_them:
         for number in set(range(1, files.of + 1)) - set(files.there()):
             files.simulate(number, workers)

@@ -20,7 +20,7 @@ MANY_FILES = 256
 """The number of files of rows that become one: workers may return a hundred thousand, one by one."""
 
 
-class Parts:
+class CheckpointFiles:
     """Parts of a run: simulations `start` to `start + chunk`, all sites in one file."""
 
     def __init__(self, folder: Path, prober: Prober, n: int, chunk: int, key: PRNGKeyArray, given: Mapping[str, Array]):
@@ -76,7 +76,7 @@ class RowFiles:
     Two processes may write the same rows: they are the same. `rows.safetensors` says which program they are of.
     """
 
-    def __init__(self, parts: Parts, drawn: Mapping[str, np.ndarray]):
+    def __init__(self, parts: CheckpointFiles, drawn: Mapping[str, np.ndarray]):
         self.folder, self.run = parts.folder, json.dumps(parts.run)
         self.files: dict[str, list[Path]] = {}  # of each site, those that were not merged yet
         path = self.folder / "rows.safetensors"
