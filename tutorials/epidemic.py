@@ -1,7 +1,7 @@
 # %% [markdown]
 # # An epidemic in a boarding school
 #
-# *Fifteen minutes. You learn: to use a random simulator without a likelihood, to check it against data, and to ask
+# *You learn: to use a random simulator without a likelihood, to check it against data, and to ask
 # questions of the posterior.*
 #
 # In January 1978 influenza broke out in a boarding school for boys in the north of England (British Medical Journal,

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A field of pixels
 #
-# *Ten minutes. You learn: to infer parameters from an image, with a convolutional network, and how many simulations
+# *You learn: to infer parameters from an image, with a convolutional network, and how many simulations
 # that takes.*
 #
 # Trees in a forest, galaxies on the sky, cells under a microscope: counts in the squares of a grid, more of them here
@@ -80,7 +80,7 @@ model = cpe.Model.from_prior(prior, forest, observed="counts")
 embed = {
     "counts": cpe.ConvEmbedding((SIDE, SIDE), dims=2, width=24, key=jax.random.key(0))
 }
-training = cpe.Training(max_epochs=30)  # 2,700 steps
+training = cpe.Training(max_epochs=20)
 post = cpe.fit(
     model, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(1)
 )

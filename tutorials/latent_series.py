@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A time series with latent states
 #
-# *Ten minutes. You learn: to let a network read a series, to compare with an exact posterior, and to get the states
+# *You learn: to let a network read a series, to compare with an exact posterior, and to get the states
 # back.*
 #
 # How much water flows down the Nile? At Aswan it was measured every year from 1871 to 1970, in 10⁸ cubic metres:
@@ -62,7 +62,7 @@ embed = {"flow": cpe.ConvEmbedding((YEARS,), key=jax.random.key(0))}
 post = cpe.fit(
     model,
     method=cpe.CPE(embed=embed),
-    training=cpe.Training(steps=3_000),
+    training=cpe.Training(max_epochs=20),
     key=jax.random.key(1),
 )
 draws = post.sample(4_000, given={"flow": flow}, key=jax.random.key(2))

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Predator and prey
 #
-# *Fifteen minutes. You learn: to put a differential equation into a program, to see when a network's draws are not
+# *You learn: to put a differential equation into a program, to see when a network's draws are not
 # sharp enough, and to refine them.*
 #
 # The Hudson's Bay Company counted the pelts that trappers brought in. From 1900 to 1920, in thousands:

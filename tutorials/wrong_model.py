@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A wrong model, and how one finds out
 #
-# *Ten minutes. You learn: what a posterior looks like when the model is wrong, which checks notice, and how to decide
+# *You learn: what a posterior looks like when the model is wrong, which checks notice, and how to decide
 # between models.*
 #
 # In 1882 Simon Newcomb measured the time that light takes for 7.4 kilometres, 66 times (Stigler 1977). These are the
@@ -37,7 +37,7 @@ def normal():
 
 
 simple = cpe.Model(normal, observed=["time"])
-training = cpe.Training(steps=3_000)
+training = cpe.Training(max_epochs=20)
 post = cpe.fit(simple, training=training, key=jax.random.key(0))
 draws = post.sample(4_000, given={"time": times}, key=jax.random.key(1))
 cpe.plot.marginals(draws, prior=cpe.simulate(simple, 4_000, key=jax.random.key(2)))
