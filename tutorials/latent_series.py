@@ -59,12 +59,8 @@ model = cpe.Model.from_prior(prior, river, observed="flow")
 
 # %%
 embed = {"flow": cpe.ConvEmbedding((YEARS,), key=jax.random.key(0))}
-post = cpe.fit(
-    model,
-    method=cpe.CPE(embed=embed),
-    training=cpe.Training(max_epochs=20),
-    key=jax.random.key(1),
-)
+method, training = cpe.CPE(embed=embed), cpe.Training(max_epochs=20)
+post = cpe.fit(model, method=method, training=training, key=jax.random.key(1))
 draws = post.sample(4_000, given={"flow": flow}, key=jax.random.key(2))
 
 # %% [markdown]
@@ -114,8 +110,9 @@ weight = exact * drift / (exact * drift).sum()
 for name, grid in [("noise", noise), ("drift", drift)]:
     mean = (weight * grid).sum()
     sd = np.sqrt((weight * (grid - mean) ** 2).sum())
+    ours = found[name]
     print(
-        f"{name}: {found[name].mean():.1f} ± {found[name].std():.1f} by cpejax, {mean:.1f} ± {sd:.1f} exactly"
+        f"{name}: {ours.mean():.1f} ± {ours.std():.1f} by cpejax, {mean:.1f} ± {sd:.1f} exactly"
     )
 
 # %% [markdown]
@@ -140,11 +137,8 @@ def levels(rng, noise, drift):
     path = [means[-1] + np.sqrt(variances[-1]) * rng.normal(size=len(noise))]
     for m, p in zip(means[-2::-1], variances[-2::-1], strict=True):
         gain = p / (p + drift**2)
-        path.append(
-            m
-            + gain * (path[-1] - m)
-            + np.sqrt((1 - gain) * p) * rng.normal(size=len(noise))
-        )
+        sd = np.sqrt((1 - gain) * p)
+        path.append(m + gain * (path[-1] - m) + sd * rng.normal(size=len(noise)))
     return np.stack(path[::-1], axis=1)
 
 

@@ -99,22 +99,18 @@ sims = cpe.simulate(model, 10_000, key=jax.random.key(0))
 # with the same weights. Its features go to the flows of all eight parameters.
 
 # %%
-embed = {
-    "log_pelts": cpe.ConvEmbedding(
-        (len(YEARS), 2), dims=1, out=48, width=48, key=jax.random.key(1)
-    )
-}
+shape = (len(YEARS), 2)
+network = cpe.ConvEmbedding(shape, dims=1, out=48, width=48, key=jax.random.key(1))
+method = cpe.CPE(embed={"log_pelts": network})
 training = cpe.Training(steps=5_000)
-post = cpe.fit(
-    model, sims, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(2)
-)
+post = cpe.fit(model, sims, method=method, training=training, key=jax.random.key(2))
 print(post.history.score)
 
 # %% [markdown]
 # ## Draw, and draw better
 #
 # The prior is wide and the data are informative, so the posterior is a tiny part of the prior. A network that has to
-# answer for *all* possible data is not very sharp for *these*. But this program has a density, so the draws can be
+# answer for *all* possible data need not be very sharp for *these*. But this program has a density, so the draws can be
 # improved: `refine=True` takes them as proposals, weights them by prior × likelihood, and moves them until they have
 # forgotten where they began.
 
@@ -125,9 +121,8 @@ given = {"log_pelts": log_pelts}
 rough = post.sample(4_000, given=given, key=jax.random.key(3))
 draws = post.sample(4_000, given=given, refine=True, key=jax.random.key(3))
 about = draws.posterior.attrs
-print(
-    f"Pareto k {about['pareto_k']:.2f}, {about['tempering_steps']} weightings, {about['moves']} moves"
-)
+print(f"Pareto k {about['pareto_k']:.2f}")
+print(about["tempering_steps"], "weightings,", about["moves"], "moves")
 print(arviz_stats.summary(draws, kind="stats"))
 
 # %% [markdown]

@@ -164,13 +164,8 @@ cpe.plot.pair(draws, truth=truth)
 
 # %%
 burst = (draws.posterior["make"] / draws.posterior["off"]).values
-print(
-    "molecules in a burst:",
-    "{:.0f}, {:.0f} to {:.0f}".format(
-        np.median(burst), *np.quantile(burst, [0.05, 0.95])
-    ),
-    "(truth: 20)",
-)
+low, median, high = np.quantile(burst, [0.05, 0.5, 0.95])
+print(f"molecules in a burst: {median:.0f}, {low:.0f} to {high:.0f} (truth: 20)")
 
 # %% [markdown]
 # ## Check
