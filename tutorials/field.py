@@ -109,8 +109,8 @@ for ax, name in zip(axes, prior, strict=True):
     print(f"90 % intervals of {name} hold the truth for {inside:.0%} of the forests")
 
 # %% [markdown]
-# Lengths above a quarter of the image are hard to tell apart: there is only a handful of clumps. The posterior says
-# so by being wide, and that is as it should be.
+# The bars are 90 % intervals. Expect wide ones for long lengths: where clumps are as wide as a quarter of the image,
+# there is only a handful of them to learn from. A posterior that says so is as it should be.
 #
 # ## What to remember
 #

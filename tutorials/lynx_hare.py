@@ -129,7 +129,8 @@ print(arviz_stats.summary(draws, kind="stats"))
 # Stan's case study has .55 for `alpha`, .028 for `beta`, .80 for `gamma`, .024 for `delta`, both `sigma` at .25, and
 # 34 and 5.9 thousand animals at the start.
 #
-# How far did the refinement have to go? Grey are the network's own draws, blue the refined ones.
+# How far did the refinement have to go? Blue are the refined draws. The dashed line, which the legend calls prior
+# because that is where it usually stands, are the network's own.
 
 # %%
 before = {
@@ -165,8 +166,9 @@ axes.set(xlabel="year", ylabel="pelts, thousands", xticks=YEARS[::4])
 axes.legend()
 
 # %% [markdown]
-# Ten years from peak to peak, and the lynx follows the hare by one or two: the model has that. The scatter around it
-# is a quarter of each count.
+# In the data there are about ten years from peak to peak, and the lynx follows the hare by one or two. Look whether the
+# curves have that. `sigma` says how far the counts scatter around them: by a factor of exp(`sigma`), or about a quarter
+# of each count in Stan's case study.
 #
 # ## What to remember
 #
