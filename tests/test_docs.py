@@ -185,7 +185,7 @@ def test_examples_in_docstrings_become_blocks():
 
 def test_minutes_of_a_page():
     hook = importlib.import_module("minutes")
-    text, code = "<p>" + "word " * 400 + "</p>", "<pre><code>" + "x\n" * 50 + "</code></pre>"
-    assert hook.minutes(text) == hook.minutes(code) == 2
+    text, code = "<p>" + "word " * 300 + "</p>", "<pre><code>" + "x\n" * 30 + "</code></pre>"
+    assert hook.minutes(text) == hook.minutes(code) == hook.minutes(4 * "<img>") == 2
     assert hook.minutes(text + code) == 4
     assert hook.minutes("") == 1

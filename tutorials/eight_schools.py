@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Eight schools
 #
-# *Ten minutes. You learn: to write a model with groups as a program, to read its graph, and to compare with MCMC.*
+# *You learn: to write a model with groups as a program, to read its graph, and to compare with MCMC.*
 #
 # Does coaching raise test scores? Eight schools tried it (Rubin 1981). For each we have an estimate of the effect, in
 # points, and the standard error of that estimate:

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # An epidemic in a boarding school
 #
-# *Fifteen minutes. You learn: to use a random simulator without a likelihood, to check it against data, and to ask
+# *You learn: to use a random simulator without a likelihood, to check it against data, and to ask
 # questions of the posterior.*
 #
 # In January 1978 influenza broke out in a boarding school for boys in the north of England (British Medical Journal,
@@ -11,9 +11,7 @@
 import numpy as np
 
 BOYS, DAYS = 763, 14
-in_bed = np.array(
-    [3, 8, 26, 76, 225, 298, 258, 233, 189, 128, 68, 29, 14, 4]
-)  # on days 1 to 14
+in_bed = np.array([3, 8, 26, 76, 225, 298, 258, 233, 189, 128, 68, 29, 14, 4])
 
 # %% [markdown]
 # How many boys did each ill one infect? How long was a boy ill?
@@ -106,13 +104,8 @@ axes.set(xlabel="day", ylabel="boys in bed")
 # %%
 import arviz_stats
 
-post = cpe.fit(
-    model,
-    sims,
-    training=cpe.Training(steps=9_000),
-    emulate=False,
-    key=jax.random.key(1),
-)
+training = cpe.Training(steps=9_000)
+post = cpe.fit(model, sims, training=training, emulate=False, key=jax.random.key(1))
 draws = post.sample(4_000, given={"in_bed": in_bed}, key=jax.random.key(2))
 print(arviz_stats.summary(draws, kind="stats"))
 
@@ -127,9 +120,8 @@ cpe.plot.pair(draws, parameters=["infection", "recovery", "scatter"])
 # ## Can it be trusted?
 
 # %%
-found = cpe.check(
-    post, given={"in_bed": in_bed}, n=500, draws=500, key=jax.random.key(3)
-)
+given = {"in_bed": in_bed}
+found = cpe.check(post, given=given, n=500, draws=500, key=jax.random.key(3))
 print(found)
 cpe.plot.predictive(found)
 
@@ -146,11 +138,8 @@ cpe.plot.predictive(found)
 
 # %%
 def isolated(rng, infection, recovery):
-    ill, healthy, peak = (
-        np.ones(len(infection), int),
-        np.full(len(infection), BOYS - 1),
-        0,
-    )
+    ill, peak = np.ones(len(infection), int), 0
+    healthy = BOYS - ill
     for step in range(DAYS * STEPS):
         rate = infection / 4 if step >= 4 * STEPS else infection
         new = rng.binomial(healthy, -np.expm1(-rate * ill / BOYS / STEPS))
@@ -162,10 +151,8 @@ def isolated(rng, infection, recovery):
 
 rates = [draws.posterior[name].values[0] for name in ("infection", "recovery")]
 peak = isolated(np.random.default_rng(0), *rates)
-print(
-    "boys in bed at the peak:",
-    "{:.0f}, {:.0f} to {:.0f}".format(peak.mean(), *np.quantile(peak, [0.05, 0.95])),
-)
+low, high = np.quantile(peak, [0.05, 0.95])
+print(f"boys in bed at the peak: {peak.mean():.0f}, {low:.0f} to {high:.0f}")
 
 # %% [markdown]
 # (These are new epidemics with the same virus, not the one of 1978 from day 5 on: for that the state on day 5 would

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A field of pixels
 #
-# *Ten minutes. You learn: to infer parameters from an image, with a convolutional network, and how many simulations
+# *You learn: to infer parameters from an image, with a convolutional network, and how many simulations
 # that takes.*
 #
 # Trees in a forest, galaxies on the sky, cells under a microscope: counts in the squares of a grid, more of them here
@@ -22,13 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 SIDE = 24
-wave = (
-    2
-    * jnp.pi
-    * jnp.sqrt(
-        jnp.fft.fftfreq(SIDE)[:, None] ** 2 + jnp.fft.rfftfreq(SIDE)[None, :] ** 2
-    )
-)
+wave = 2 * jnp.pi * jnp.hypot(jnp.fft.fftfreq(SIDE)[:, None], jnp.fft.rfftfreq(SIDE))
 
 
 def forest(key, length, strength, mean):
@@ -37,11 +31,8 @@ def forest(key, length, strength, mean):
     # In closed form: the variance of white noise after the filter, so that the field has the variance asked for.
     whole = jnp.concatenate([filter_, filter_[:, 1:-1]], axis=1)
     noise = jnp.fft.rfft2(jax.random.normal(a, (SIDE, SIDE)))
-    field = (
-        strength
-        * jnp.fft.irfft2(noise * filter_, s=(SIDE, SIDE))
-        / jnp.sqrt(jnp.mean(whole**2))
-    )
+    smooth = jnp.fft.irfft2(noise * filter_, s=(SIDE, SIDE))
+    field = strength * smooth / jnp.sqrt(jnp.mean(whole**2))
     return jax.random.poisson(b, mean * jnp.exp(field - strength**2 / 2)).astype(float)
 
 
@@ -54,9 +45,8 @@ import matplotlib.pyplot as plt
 settings = [(1.0, 0.3), (1.0, 1.2), (4.0, 0.3), (4.0, 1.2)]
 figure, axes = plt.subplots(1, 4, figsize=(7.4, 2.1), num="Four forests")
 for ax, (length, strength) in zip(axes, settings, strict=True):
-    ax.imshow(
-        forest(jax.random.key(3), length, strength, 3.0), cmap="Greens", vmin=0, vmax=15
-    )
+    counts = forest(jax.random.key(3), length, strength, 3.0)
+    ax.imshow(counts, cmap="Greens", vmin=0, vmax=15)
     ax.set(title=f"length {length:g}, strength {strength:g}", xticks=[], yticks=[])
 
 # %% [markdown]
@@ -77,18 +67,15 @@ prior = {
     "mean": dist.LogNormal(jnp.log(3.0), 0.4),
 }
 model = cpe.Model.from_prior(prior, forest, observed="counts")
-embed = {
-    "counts": cpe.ConvEmbedding((SIDE, SIDE), dims=2, width=24, key=jax.random.key(0))
-}
-training = cpe.Training(max_epochs=30)  # 2,700 steps
-post = cpe.fit(
-    model, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(1)
-)
+network = cpe.ConvEmbedding((SIDE, SIDE), dims=2, width=24, key=jax.random.key(0))
+method = cpe.CPE(embed={"counts": network})
+training = cpe.Training(max_epochs=20)
+post = cpe.fit(model, method=method, training=training, key=jax.random.key(1))
 print(post.history.score)
 
 # %% [markdown]
 # JAX runs the simulator, so every epoch had new images: no image was seen twice, and nothing could be learned by
-# heart. With a fixed set of simulations, an image model usually needs 20,000 or more.
+# heart. With a fixed set of simulations, an image model needs a large one.
 #
 # ## One forest
 
@@ -113,10 +100,8 @@ figure, axes = plt.subplots(
 )
 for ax, name in zip(axes, prior, strict=True):
     x = many.posterior[name].values[0]
-    low, high = np.quantile(x, [0.05, 0.95], axis=0)
-    ax.errorbar(
-        test[name], x.mean(0), [x.mean(0) - low, high - x.mean(0)], fmt=".", alpha=0.3
-    )
+    mean, (low, high) = x.mean(0), np.quantile(x, [0.05, 0.95], axis=0)
+    ax.errorbar(test[name], mean, [mean - low, high - mean], fmt=".", alpha=0.3)
     ends = [test[name].min(), test[name].max()]
     ax.plot(ends, ends, color="black", linewidth=1)
     ax.set(title=name, xlabel="truth")
@@ -124,8 +109,8 @@ for ax, name in zip(axes, prior, strict=True):
     print(f"90 % intervals of {name} hold the truth for {inside:.0%} of the forests")
 
 # %% [markdown]
-# Lengths above a quarter of the image are hard to tell apart: there is only a handful of clumps. The posterior says
-# so by being wide, and that is as it should be.
+# The bars are 90 % intervals. Expect wide ones for long lengths: where clumps are as wide as a quarter of the image,
+# there is only a handful of them to learn from. A posterior that says so is as it should be.
 #
 # ## What to remember
 #

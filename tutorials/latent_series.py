@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A time series with latent states
 #
-# *Ten minutes. You learn: to let a network read a series, to compare with an exact posterior, and to get the states
+# *You learn: to let a network read a series, to compare with an exact posterior, and to get the states
 # back.*
 #
 # How much water flows down the Nile? At Aswan it was measured every year from 1871 to 1970, in 10⁸ cubic metres:
@@ -59,12 +59,8 @@ model = cpe.Model.from_prior(prior, river, observed="flow")
 
 # %%
 embed = {"flow": cpe.ConvEmbedding((YEARS,), key=jax.random.key(0))}
-post = cpe.fit(
-    model,
-    method=cpe.CPE(embed=embed),
-    training=cpe.Training(steps=3_000),
-    key=jax.random.key(1),
-)
+method, training = cpe.CPE(embed=embed), cpe.Training(max_epochs=20)
+post = cpe.fit(model, method=method, training=training, key=jax.random.key(1))
 draws = post.sample(4_000, given={"flow": flow}, key=jax.random.key(2))
 
 # %% [markdown]
@@ -114,8 +110,9 @@ weight = exact * drift / (exact * drift).sum()
 for name, grid in [("noise", noise), ("drift", drift)]:
     mean = (weight * grid).sum()
     sd = np.sqrt((weight * (grid - mean) ** 2).sum())
+    ours = found[name]
     print(
-        f"{name}: {found[name].mean():.1f} ± {found[name].std():.1f} by cpejax, {mean:.1f} ± {sd:.1f} exactly"
+        f"{name}: {ours.mean():.1f} ± {ours.std():.1f} by cpejax, {mean:.1f} ± {sd:.1f} exactly"
     )
 
 # %% [markdown]
@@ -140,11 +137,8 @@ def levels(rng, noise, drift):
     path = [means[-1] + np.sqrt(variances[-1]) * rng.normal(size=len(noise))]
     for m, p in zip(means[-2::-1], variances[-2::-1], strict=True):
         gain = p / (p + drift**2)
-        path.append(
-            m
-            + gain * (path[-1] - m)
-            + np.sqrt((1 - gain) * p) * rng.normal(size=len(noise))
-        )
+        sd = np.sqrt((1 - gain) * p)
+        path.append(m + gain * (path[-1] - m) + sd * rng.normal(size=len(noise)))
     return np.stack(path[::-1], axis=1)
 
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Predator and prey
 #
-# *Fifteen minutes. You learn: to put a differential equation into a program, to see when a network's draws are not
+# *You learn: to put a differential equation into a program, to see when a network's draws are not
 # sharp enough, and to refine them.*
 #
 # The Hudson's Bay Company counted the pelts that trappers brought in. From 1900 to 1920, in thousands:
@@ -99,22 +99,18 @@ sims = cpe.simulate(model, 10_000, key=jax.random.key(0))
 # with the same weights. Its features go to the flows of all eight parameters.
 
 # %%
-embed = {
-    "log_pelts": cpe.ConvEmbedding(
-        (len(YEARS), 2), dims=1, out=48, width=48, key=jax.random.key(1)
-    )
-}
+shape = (len(YEARS), 2)
+network = cpe.ConvEmbedding(shape, dims=1, out=48, width=48, key=jax.random.key(1))
+method = cpe.CPE(embed={"log_pelts": network})
 training = cpe.Training(steps=5_000)
-post = cpe.fit(
-    model, sims, method=cpe.CPE(embed=embed), training=training, key=jax.random.key(2)
-)
+post = cpe.fit(model, sims, method=method, training=training, key=jax.random.key(2))
 print(post.history.score)
 
 # %% [markdown]
 # ## Draw, and draw better
 #
 # The prior is wide and the data are informative, so the posterior is a tiny part of the prior. A network that has to
-# answer for *all* possible data is not very sharp for *these*. But this program has a density, so the draws can be
+# answer for *all* possible data need not be very sharp for *these*. But this program has a density, so the draws can be
 # improved: `refine=True` takes them as proposals, weights them by prior × likelihood, and moves them until they have
 # forgotten where they began.
 
@@ -125,16 +121,16 @@ given = {"log_pelts": log_pelts}
 rough = post.sample(4_000, given=given, key=jax.random.key(3))
 draws = post.sample(4_000, given=given, refine=True, key=jax.random.key(3))
 about = draws.posterior.attrs
-print(
-    f"Pareto k {about['pareto_k']:.2f}, {about['tempering_steps']} weightings, {about['moves']} moves"
-)
+print(f"Pareto k {about['pareto_k']:.2f}")
+print(about["tempering_steps"], "weightings,", about["moves"], "moves")
 print(arviz_stats.summary(draws, kind="stats"))
 
 # %% [markdown]
 # Stan's case study has .55 for `alpha`, .028 for `beta`, .80 for `gamma`, .024 for `delta`, both `sigma` at .25, and
 # 34 and 5.9 thousand animals at the start.
 #
-# How far did the refinement have to go? Grey are the network's own draws, blue the refined ones.
+# How far did the refinement have to go? Blue are the refined draws. The dashed line, which the legend calls prior
+# because that is where it usually stands, are the network's own.
 
 # %%
 before = {
@@ -170,8 +166,9 @@ axes.set(xlabel="year", ylabel="pelts, thousands", xticks=YEARS[::4])
 axes.legend()
 
 # %% [markdown]
-# Ten years from peak to peak, and the lynx follows the hare by one or two: the model has that. The scatter around it
-# is a quarter of each count.
+# In the data there are about ten years from peak to peak, and the lynx follows the hare by one or two. Look whether the
+# curves have that. `sigma` says how far the counts scatter around them: by a factor of exp(`sigma`), or about a quarter
+# of each count in Stan's case study.
 #
 # ## What to remember
 #

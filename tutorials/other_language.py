@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A simulator in another language, on several cores
 #
-# *Ten minutes. You learn: to call a compiled program as a simulator, many rows at a time, on all cores, and to
+# *You learn: to call a compiled program as a simulator, many rows at a time, on all cores, and to
 # survive what can go wrong.*
 #
 # A gene is switched on and off at random. While it is on, it makes messenger RNA; each molecule decays after some
@@ -153,7 +153,7 @@ truth = {"on": 0.6, "off": 3.0, "make": 60.0}
 cells = telegraph(np.random.default_rng(1), *(np.array([x]) for x in truth.values()))[0]
 print("molecules:", cells.astype(int))
 
-post = cpe.fit(model, sims, training=cpe.Training(steps=4_000), key=jax.random.key(1))
+post = cpe.fit(model, sims, training=cpe.Training(steps=5_000), key=jax.random.key(1))
 draws = post.sample(4_000, given={"molecules": cells}, key=jax.random.key(2))
 print(arviz_stats.summary(draws, kind="stats"))
 cpe.plot.pair(draws, truth=truth)
@@ -164,13 +164,8 @@ cpe.plot.pair(draws, truth=truth)
 
 # %%
 burst = (draws.posterior["make"] / draws.posterior["off"]).values
-print(
-    "molecules in a burst:",
-    "{:.0f}, {:.0f} to {:.0f}".format(
-        np.median(burst), *np.quantile(burst, [0.05, 0.95])
-    ),
-    "(truth: 20)",
-)
+low, median, high = np.quantile(burst, [0.05, 0.5, 0.95])
+print(f"molecules in a burst: {median:.0f}, {low:.0f} to {high:.0f} (truth: 20)")
 
 # %% [markdown]
 # ## Check

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A wrong model, and how one finds out
 #
-# *Ten minutes. You learn: what a posterior looks like when the model is wrong, which checks notice, and how to decide
+# *You learn: what a posterior looks like when the model is wrong, which checks notice, and how to decide
 # between models.*
 #
 # In 1882 Simon Newcomb measured the time that light takes for 7.4 kilometres, 66 times (Stigler 1977). These are the
@@ -37,14 +37,15 @@ def normal():
 
 
 simple = cpe.Model(normal, observed=["time"])
-training = cpe.Training(steps=3_000)
+training = cpe.Training(max_epochs=20)
 post = cpe.fit(simple, training=training, key=jax.random.key(0))
 draws = post.sample(4_000, given={"time": times}, key=jax.random.key(1))
 cpe.plot.marginals(draws, prior=cpe.simulate(simple, 4_000, key=jax.random.key(2)))
 
 # %% [markdown]
-# A posterior like any other. Nothing about it looks wrong, and it *is* right: right for the model. Whether the model
-# is right, it does not ask. The check does:
+# A posterior like any other, and nothing about it looks wrong. The model has to explain all 66 values by one bell
+# curve, and with a standard deviation of about ten it does what it can. Whether the *model* is right, a posterior does
+# not ask. The check does:
 
 # %%
 found = cpe.check(post, given={"time": times}, n=500, draws=500, key=jax.random.key(3))
@@ -52,8 +53,10 @@ print(found)
 
 # %% [markdown]
 # Read it line by line. The lines on calibration say that the posterior is what it should be *on data that the model
-# makes*. The last two are about the data at hand: would this model ever have made them? Their smallest value, −44,
-# lies far outside of what the posterior predicts.
+# makes*. The last two are about the data at hand. `Observation` asks whether the model could have made such data with
+# *any* parameters of the prior, and finds nothing: a large enough `sd` would do. `Posterior predictive` asks the
+# same of the parameters that the posterior found, and finds the fault: the smallest value, −44, lies far below all
+# that they predict. In the figure the point lies outside the band above, and the line outside the bars below.
 
 # %%
 cpe.plot.predictive(found)
@@ -114,4 +117,4 @@ print(result)
 # * A posterior is right *given the model*. Whether the model fits is another question, and only the data can answer
 #   it.
 # * `Observation` and `Posterior predictive` are the two lines of `cpe.check` that need your data. Always give them.
-# * When they fail, do not train longer. Change the model.
+# * When one of them fails and the others do not, do not train longer. Change the model.

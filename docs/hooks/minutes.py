@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 HERE = "<!-- all pages -->"
-WORDS, LINES = 200, 25
-"""What is read in a minute: words of text, or lines of code."""
+WORDS, LINES, FIGURES = 150, 15, 2
+"""What is read in a minute, with thought: words of text, lines of code or output, or figures."""
 BLOCK = re.compile(r"<pre>.*?</pre>", re.DOTALL)
 MENU: list[Any] = []
 """The pages in the order of the menu."""
@@ -43,4 +43,4 @@ def minutes(content: str) -> int:
     """Minutes to read a page of HTML, at least one."""
     words = re.sub(r"<[^>]*>", " ", BLOCK.sub(" ", content)).split()
     lines = sum(bool(line.strip()) for block in BLOCK.findall(content) for line in block.splitlines())
-    return max(1, round(len(words) / WORDS + lines / LINES))
+    return max(1, round(len(words) / WORDS + lines / LINES + content.count("<img") / FIGURES))
