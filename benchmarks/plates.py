@@ -203,6 +203,8 @@ def tables(results):
     for name in (n for n in MODELS if n in results):
         r = results[name]
         about = MODELS[name].__doc__.rstrip(".").replace("\n", " ")
+        about += "" if r["steps"] == "default" else f" ({r['steps']:,} steps of training)"
+        about += "" if "refined" in r else " (not measured with emulated simulations)"
         cells = [f"{np.mean(r['c2st']):.3f}", f"{max(r['mean']):.2f}", f"{max(r['sd']):.2f}"]
         rows.append([about, *cells, f"{np.mean(r['refined']['c2st']):.3f}" if "refined" in r else "–"])
     head = ["model", "C2ST", "largest error of a mean, in sd", "largest relative error of an sd", "C2ST, refined"]
