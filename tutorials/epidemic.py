@@ -94,7 +94,7 @@ axes.plot(np.arange(1, DAYS + 1), in_bed, "o-", color="black")
 axes.set(xlabel="day", ylabel="boys in bed")
 
 # %% [markdown]
-# Some outbreaks die out at once, some go through the whole school in three days. The real one is among them.
+# Some outbreaks die out at once, some are at their peak after three or four days. The real one lies among them.
 #
 # ## The posterior
 #
@@ -111,7 +111,9 @@ print(arviz_stats.summary(draws, kind="stats"))
 
 # %% [markdown]
 # Stan's case study, with a deterministic epidemic and the same priors, finds an R0 near 3.2 and an illness of about
-# 1.9 days. Compare the rows `R0` and `days_ill`. "In bed" ends before a boy is well: two days is short for influenza.
+# 1.9 days. Compare the rows `R0` and `days_ill`. Ours is random, and may have been slow or quick by luck, so it leaves
+# the rates more room. (Two days is short for an influenza. The model takes the boys in bed for those who can infect
+# others, which is not quite the same.)
 
 # %%
 cpe.plot.pair(draws, parameters=["infection", "recovery", "scatter"])
@@ -126,8 +128,8 @@ print(found)
 cpe.plot.predictive(found)
 
 # %% [markdown]
-# The lower part compares the data with outbreaks that were simulated from the posterior. The model describes the
-# rise, the peak and the fall.
+# The figure compares the data with outbreaks that were simulated from the posterior, day by day and in a few summaries.
+# Look whether the rise, the peak and the fall lie within the bars.
 #
 # ## A question to the posterior
 #
@@ -155,8 +157,8 @@ low, high = np.quantile(peak, [0.05, 0.95])
 print(f"boys in bed at the peak: {peak.mean():.0f}, {low:.0f} to {high:.0f}")
 
 # %% [markdown]
-# (These are new epidemics with the same virus, not the one of 1978 from day 5 on: for that the state on day 5 would
-# have to be a parameter too.)
+# (These are new epidemics with the same virus, and some of them die out by luck before day 5. For the one of 1978 from
+# day 5 on, the state on that day would have to be a parameter too.)
 #
 # ## What to remember
 #
