@@ -56,6 +56,7 @@ def result(process):
     return json.loads(out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_four_devices_train_as_one_and_checkpoints_move_between_them(tmp_path):
     number, one, four, moved = result(started(tmp_path, devices=4))
     assert number == 4
