@@ -180,6 +180,7 @@ def time_epochs(
             simulations,
             key=jax.random.key(2),
             progress=False,
+            emulate=False,  # epochs of one training
             training=cpe.Training(batch_size=BATCH, max_epochs=size.epochs, patience=size.epochs),
             **options,
         )
