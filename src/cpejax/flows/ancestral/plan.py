@@ -199,6 +199,7 @@ def _measured(graph: Graph, everywhere: bool) -> dict[str, str]:
     divide. Not `everywhere`: only where members differ; so do flows that were saved without a mark of it.
     """
     differ = {p for c in graph.constants.values() for p in c.plates}
+    among = set(graph.plates) if everywhere else differ
     out: dict[str, str] = {}
     for name in graph.parameters:
         site = graph.sites[name]
@@ -206,7 +207,7 @@ def _measured(graph: Graph, everywhere: bool) -> dict[str, str]:
             datum = graph.sites[child]
             alike = (site.dims, site.shape, site.support) == (datum.dims, datum.shape, datum.support)
             scalar = site.support == "real" and not site.event_shape and not site.index
-            if datum.observed and alike and scalar and set(site.plates) & (set(graph.plates) if everywhere else differ):
+            if datum.observed and alike and scalar and among & set(site.plates):
                 out.setdefault(name, child)
     return out
 
