@@ -105,6 +105,7 @@ FORMS = {
     "key": Form("random numbers by `rbg`", ((keys, "fast_key", lambda key: key),)),
     "activation": Form("`softsign_linear`, not SiLU", ((activations, "softsign_linear", jax.nn.silu),)),
     "tail": Form("own normal tail, not `ndtr`", ((normal, "tail", tail_by_ndtr),)),
+    "add": Form("components of a mixture summed one by one", ((normal, "add", lambda x: x.sum(0)),)),
     "outer": Form(
         "products of single values by `einsum`",
         ((linear, "outer", lambda x, w: x[..., None] * networks.lift(w, x.ndim + 1)),),

@@ -13,7 +13,7 @@ from jax.scipy.special import logsumexp, ndtr, ndtri
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float
 
-from cpejax.nn.normal import between, between_by_tails, tail
+from cpejax.nn.normal import add, between, between_by_tails, tail
 
 SMALLEST = 1e-35
 """A probability that float32 can hold; beyond it `w` stays at ±12.3."""
@@ -129,10 +129,10 @@ class Mixture(eqx.Module):
         def below(s: Array) -> Array:
             """The mass between the lower edge and `s`."""
             x = (s - means) * rates
-            return (weights * between_by_tails(first, tail_first, x, tail(x))).sum(0)
+            return add(weights * between_by_tails(first, tail_first, x, tail(x)))
 
         def density(s: Array) -> Array:
-            return (weights * rates * norm.pdf((s - means) * rates)).sum(0)
+            return add(weights * rates * norm.pdf((s - means) * rates))
 
         inside = jnp.where(self.uniform, jnp.maximum(below(jnp.full_like(w, EDGE)), SMALLEST), 1.0)
         mass = tail(w) * inside
