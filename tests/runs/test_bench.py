@@ -320,6 +320,24 @@ def test_published_figures(tmp_path):
     assert "0.680 NPE [A]" in row["published"]
 
 
+def test_jobs_have_cores_of_their_own(tmp_path, monkeypatch):
+    """Until these are all taken; a core is free again when its job ends."""
+    bound = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: bound.append(set(cores)), raising=False)
+    assert job.take_cores(3) == []  # all there are
+    first, second = job.take_cores(1), job.take_cores(2)
+    assert bound == [{0}, {1, 2}]
+    assert job.take_cores(1) == []
+    for file in first:
+        file.close()
+    third = job.take_cores(1)
+    assert bound[2:] == [{0}]
+    for file in (*second, *third):
+        file.close()
+
+
 def test_one_benchmark_in_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "find_spec", lambda name: None if "slurm" in name else name)
     options = Config(tasks=["tree"], methods=["CPE"])

@@ -20,7 +20,7 @@ from cpejax.program.simulator import Simulator
 from cpejax.program.tracing import read, run
 
 MOST_INVALID = 0.1
-"""The largest share of new simulations that may be not finite."""
+"""The largest share of simulations of an epoch, or of a block of a folder, that may be not finite."""
 
 
 EPOCHS = 2

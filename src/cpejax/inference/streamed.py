@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from cpejax.flows.base import Flow
+from cpejax.inference.fresh import MOST_INVALID
 from cpejax.inference.rows import check_sites, prepare
 from cpejax.inference.settings import Training
 from cpejax.inference.values import centre
@@ -32,8 +33,6 @@ HELD_OUT = 10_000
 """Maximum number of simulations that are held out: no more are needed to compare epochs."""
 HELD_OUT_SHARE = 0.25
 """The same as a share of a block, after each of which they are evaluated."""
-MOST_INVALID = 0.1
-"""The largest share of simulations of a block that may be not finite."""
 
 
 def is_streamed(simulations: Any) -> TypeGuard[OpenSimulations]:

@@ -46,7 +46,7 @@ class Config:
         the observation with that seed, as in the paper.
     - `c2st`: which definitions of C2ST are computed, `"fast"` or `"mlp"`, the published one.
     - `training`: options of `cpe.Training` for all methods, for short trials.
-    - `threads`: of a job.
+    - `threads`: the number of cores of a job.
     - `separate`: fit, draw and score in a job each, as a cluster may want it, and not all three in one.
     """
 
@@ -58,7 +58,7 @@ class Config:
     observations: int = 10
     c2st: Sequence[str] = ("fast",)
     training: dict[str, Any] = field(default_factory=dict)
-    threads: int = 2
+    threads: int = 1
     separate: bool = False
 
     def __post_init__(self) -> None:
