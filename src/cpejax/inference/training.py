@@ -24,6 +24,7 @@ from cpejax.inference.settings import DIVERGED, History, Training
 from cpejax.util.cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
 from cpejax.util.devices import Devices
 from cpejax.util.keys import fast_key, key_words
+from cpejax.util.room import make_room
 
 LONGEST = 10.0
 """Length to which a longer gradient is scaled."""
@@ -84,6 +85,7 @@ def train(
     Ctrl-C ends training after the epoch that runs, with the best weights so far; a second Ctrl-C ends it at once, and
     so does the first while there is no epoch yet. `interrupt`: that of a caller who watches for it already.
     """
+    make_room()
     n = len(jax.tree.leaves(rows)[0])
     key_split, key_epochs, key_parts = jax.random.split(key, 3)
     order, held_out = _order(n, settings, key_split)

@@ -30,6 +30,7 @@ from cpejax.program.simulator import FEED, Program, Simulator
 from cpejax.program.tracing import run
 from cpejax.util.keys import check_key
 from cpejax.util.messages import say
+from cpejax.util.room import make_room
 
 _Drawn = tuple[dict[str, Array], dict[str, Array], dict[str, tuple[Array, ...]]]
 
@@ -90,6 +91,7 @@ def simulate(
     >>> simulations["y"].shape
     (200, 3)
     """
+    make_room()
     check_count(n, "n, the number of simulations,")
     key = check_key(key)
     if on_error not in ("raise", "nan"):

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from cpejax.util.room import make_room
+
 
 def cores() -> int:
     """How many programs can run in parallel: the cores this process may use; one with an accelerator."""
@@ -57,6 +59,7 @@ def compile_each(programs: list[Any], threads: ThreadPoolExecutor, options: Opti
 
 def on_cores(function: Any, arguments: list[tuple]) -> list[Any]:
     """What a compiled function returns for each of some arguments, which differ in their values only."""
+    make_room()
     workers = min(cores(), len(arguments))
     if workers == 1:
         return [function(*each) for each in arguments]
