@@ -21,7 +21,7 @@ class _Compiled:
         self.since_counted = 0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, event: str, _seconds: float, **_: object) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:  # noqa: ARG002
         self.since_counted += event.endswith("/backend_compile_duration")
 
 
