@@ -127,9 +127,9 @@ def nested3():
     between = sample("tau_district", HalfNormal(1.0))
     within = sample("tau_school", HalfNormal(1.0))
     sigma = sample("sigma", HalfNormal(1.0))
-    with numpyro.plate("district", 3):
+    with numpyro.plate("districts", 3):
         district = sample("district", Normal(mu, between))
-    with numpyro.plate("school", 9):
+    with numpyro.plate("schools", 9):
         school = sample("school", Normal(district[DISTRICT], within))
     with numpyro.plate("pupil", len(SCHOOL)):
         sample("y", Normal(school[SCHOOL], sigma))

@@ -338,7 +338,7 @@ def _mixed(program: Program, sites: dict[str, RawSite]) -> dict[str, tuple[tuple
     shared: dict[str, dict[str, list[str]]] = {}  # plate -> child -> parents, all of them in the plate
     for name, site in sites.items():
         for parent in sorted(site.parents):
-            for plate in set(site.dims) & set(sites[parent].dims) - {None}:
+            for plate in sorted({p for p in site.dims if p} & set(sites[parent].dims)):
                 shared.setdefault(str(plate), {}).setdefault(name, []).append(parent)
     if not shared:
         return {}

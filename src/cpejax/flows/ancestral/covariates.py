@@ -134,7 +134,9 @@ def regression(graph: Graph, constants: Mapping[Table, np.ndarray], name: str) -
     members = int(np.prod(shape))
     columns = [np.ones((members, 1))]
     columns += [spread(constants[t][0, ..., :-2], t.plates) for t in multiplied(graph, constants, name)]
-    outer = [g for g in graph.around(name) - set(plates) if graph.plates[g] * members <= 10**7]
+    # In the order of the graph: that of a set differs from process to process, and weights are of columns in order.
+    around = [g for g in graph.plates if g in graph.around(name) and g not in plates]
+    outer = [g for g in around if graph.plates[g] * members <= 10**7]
     groups = [spread(np.eye(graph.plates[g]), (g,)) for g in outer]
     curves = [spread(curve, (p,)) for p, curve in _curves(graph).items() if p in plates]
     picked = [(link.source, link.index.values[..., 0]) for link in picks(graph) if set(link.source) <= set(plates)]
