@@ -177,6 +177,7 @@ def test_no_draw_is_outside_the_support():
     assert all(np.isfinite(x).all() for x in draws.values())
 
 
+@pytest.mark.slow
 def test_a_chain_of_named_sites_is_one_compiled_body_and_exact():
     length = 6
 
