@@ -21,7 +21,7 @@ def add(x: Float[Array, "components *rows"]) -> Float[Array, "*rows"]:
     """The sum over the first axis, one component after the other.
 
     XLA computes terms and sum in one loop then; for a sum over an axis it writes all terms to memory first, and draws
-    of `CPE()` on two moons take a third longer (`python benchmarks/ablations.py --only add`).
+    of `CPE()` on two moons take a third more of the processor's time (`python benchmarks/ablations.py --only add`).
     """
     return functools.reduce(jnp.add, list(x))
 
