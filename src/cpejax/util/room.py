@@ -32,8 +32,8 @@ def make_room() -> bool:
     """Forget all compiled programs if they take half of the mappings that the system allows a process.
 
     A program that XLA compiles for a CPU takes some ten mappings, a fit with all that belongs to it some thousands, and
-    JAX keeps programs for as long as the process lives. Linux allows 65,530; after that XLA ends the process with a
-    segmentation fault, for instance in a notebook with a dozen fits. What is forgotten is compiled again when needed.
+    JAX keeps programs for as long as the process lives. Linux allows 65,530 by default; one more cannot be mapped, and
+    compilers do not survive that, for instance in a notebook with a dozen fits. What is forgotten is compiled again when needed.
 
     **Returns:** whether they were forgotten.
     """
