@@ -33,7 +33,8 @@ def make_room() -> bool:
 
     A program that XLA compiles for a CPU takes some ten mappings, a fit with all that belongs to it some thousands, and
     JAX keeps programs for as long as the process lives. Linux allows 65,530 by default; one more cannot be mapped, and
-    compilers do not survive that, for instance in a notebook with a dozen fits. What is forgotten is compiled again when needed.
+    compilers do not survive that, for instance in a notebook with a dozen fits. What is forgotten is compiled again
+    when needed.
 
     **Returns:** whether they were forgotten.
     """
