@@ -7,6 +7,7 @@ Do not import `cpejax` at the top of this file: the import hook that checks jaxt
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -36,10 +37,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """Most of the tests' time is compilation: programs that are the same are compiled once in a session, and all are
     compiled fast, to run slowly. Not so for the slow tests, asked for by their mark, whose networks train for longer.
     """
-    folder = tempfile.mkdtemp(prefix="cpejax-tests-")
-    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    # A shell starts what it runs in the background with Ctrl-C ignored, and tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # otherwise a worker, which has what it was started with
+        folder = tempfile.mkdtemp(prefix="cpejax-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        settings = {
+            "jax_compilation_cache_dir": folder,
+            "jax_compilation_cache_max_size": 2**32,  # with a maximum, JAX locks what it reads and writes
+            "jax_persistent_cache_min_compile_time_secs": 0.2,
+        }
+        for name, value in settings.items():
+            jax.config.update(name, value)
+            os.environ[name.upper()] = str(value)
     if config.option.markexpr != "slow":
         jax.config.update("jax_disable_most_optimizations", True)
         # XLA reads them when it compiles for the first time, and ends the process where it does not know one.

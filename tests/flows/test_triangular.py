@@ -96,6 +96,7 @@ def test_both_learn_what_they_can():
 # ---- the regressor
 
 
+@pytest.mark.slow
 def test_a_regressor_draws_and_says_how_well():
     posterior = fitted(cpe.DiscreteCPE(inverse_by="regressor", hidden=16, width=32), steps=1000, max_epochs=28)
     covariance, attributes = covariance_of(posterior)

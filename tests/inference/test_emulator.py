@@ -17,7 +17,7 @@ from cpejax.program.conditional import forward
 from cpejax.program.simulations import Simulations
 
 SMALL = cpe.CPE(width=16, depth=1, hidden=8, components=3)
-SHORT = cpe.Training(steps=800, batch_size=50)
+SHORT = cpe.Training(max_epochs=15, batch_size=50)
 
 
 def program():

@@ -53,7 +53,7 @@ def fitted(program, n=4000, **options):
     simulations = cpe.simulate(cpe.Model(program, observed=["y"]), n, key=KEY)
     method, key = options.pop("method", cpe.CPE(**SMALL)), options.pop("key", jax.random.key(1))
     training = cpe.Training(**{"steps": 1500, "max_epochs": 40, **options})
-    return cpe.fit(program, simulations, method=method, key=key, training=training)
+    return cpe.fit(program, simulations, method=method, key=key, training=training, emulate=False)
 
 
 def flat(tree, names):

@@ -527,6 +527,7 @@ def single():
 TINY = cpe.CPE(width=4, depth=1, hidden=4, components=1)
 
 
+@pytest.mark.slow
 def test_two_fits_in_threads_are_as_each_alone():
     """NumPyro has one stack of handlers for all threads; here both are in the middle of a program at the same time."""
 

@@ -706,6 +706,7 @@ def check_series(posterior):
     assert abs(float(draws.std()) - 13**-0.5) < 0.08
 
 
+@pytest.mark.slow
 def test_an_embedding_learns_what_matters(of_a_set):
     check_series(of_a_set)
 

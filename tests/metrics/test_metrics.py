@@ -124,6 +124,7 @@ def test_published_hmin_is_its_definition():
     assert value == pytest.approx(np.mean(mixed) - min(own), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_hmin_finds_a_known_divergence():
     """Far apart, the mixture's entropy is log 2 above that of either."""
     score = hmin(normal(0, 4000, 1), normal(1, 8000, 1) + 50)
@@ -131,6 +132,7 @@ def test_hmin_finds_a_known_divergence():
     assert abs(score.null) < 0.05
 
 
+@pytest.mark.slow
 def test_hmin_sees_a_radial_width_five_times_too_large(monkeypatch):
     """Two moons with r ~ N(.1, .05^2) in place of .01: the grid from .1 up hardly tells, ours does."""
     task = tasks.get("two_moons")

@@ -48,6 +48,7 @@ def test_few_programs_are_kept(little):
     assert not room.make_room()
 
 
+@pytest.mark.slow
 def test_simulating_makes_room(little, docstring_names):
     """Programs of fifteen sizes: together they would take more mappings than half of what there is."""
     most = 0

@@ -19,7 +19,6 @@ from cpejax.program.inverse import invert
 from cpejax.runs.bench.cli import bench, data, tasks
 from cpejax.runs.errors import errors_in_a_paragraph
 from cpejax.runs.folder import RunFolder
-from cpejax.runs.hiring import check_option
 from cpejax.runs.job_parts import parse_part
 from cpejax.runs.model_file import Failure, blaming, load_model
 from cpejax.runs.observation import read_given, read_observation
@@ -45,6 +44,7 @@ from cpejax.runs.options import (
 )
 from cpejax.runs.terminal import draw_graph, show_checks, show_summary, site_table
 from cpejax.runs.watchdog import Interrupted, how_to_resume
+from cpejax.runs.workers import check_option
 
 __all__ = ["app"]
 

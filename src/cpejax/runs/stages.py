@@ -25,7 +25,6 @@ from cpejax.program.simulate import simulate
 from cpejax.program.simulations import Simulations
 from cpejax.runs.changes import changed_in_model
 from cpejax.runs.folder import CHECK_SIMULATE, STAGES, RunFolder
-from cpejax.runs.hiring import hired
 from cpejax.runs.job_parts import JobParts, take_parts
 from cpejax.runs.model_file import Failure, ModelFile, blaming, choose_method, describe_method, summary
 from cpejax.runs.observation import Given, Source
@@ -40,6 +39,7 @@ from cpejax.runs.result_files import (
 )
 from cpejax.runs.summary import summarise
 from cpejax.runs.watchdog import Interrupted, run_watched
+from cpejax.runs.workers import hired
 from cpejax.util.files import Unusable, write_atomically
 
 Result = TypeVar("Result")
