@@ -55,7 +55,7 @@ def _own_style():
 
 @pytest.fixture
 def small(monkeypatch, no_training, tmp_path):
-    """The package with small numbers, in a folder of its own."""
+    """The package with small numbers, in a folder of its own, compiled fast: also among the slow tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CPEJAX_CACHE", str(tmp_path))
     simulate, fit, check, compare = cpe.simulate, cpe.fit, cpe.check, cpe.compare
@@ -82,7 +82,10 @@ def small(monkeypatch, no_training, tmp_path):
     monkeypatch.setattr(cpe, "check", small_check)
     monkeypatch.setattr(cpe, "compare", lambda *args, n=0, **options: compare(*args, n=MOST, **options))
     monkeypatch.setattr(cpe.Posterior, "sample", lambda self, n, *args, **kw: sample(self, min(n, MOST), *args, **kw))
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
     yield
+    jax.config.update("jax_disable_most_optimizations", before)
     plt.close("all")
 
 
@@ -106,6 +109,9 @@ WITH_CODE = [page for page in PAGES if page not in RUN_ELSEWHERE and blocks(page
 def test_code_on_pages_runs(page, small, docstring_names, monkeypatch):
     if page == "emulation.md":
         monkeypatch.setattr("cpejax.inference.fit.LONG", 0)  # however short training is, the simulator is learned
+    if page == "tasks.md":  # tables that are downloaded
+        shapes = {"observation.csv": (1, 2), "reference_posterior_samples.csv.bz2": (MOST, 2)}
+        monkeypatch.setattr("cpejax.tasks.sbibm._data.read", lambda task, number, file: np.zeros(shapes[file]))
     names = {"__name__": "__main__", **before(page, docstring_names)}
     code = blocks(page)
     for block in code[: len(code) - NOT_FOR_TYPING.get(page, 0)]:

@@ -97,8 +97,11 @@ def test_many_observations(posterior, check, tmp_path):
     path = tmp_path / "report.html"
     given = {"y": np.linspace(-1.0, 1.0, 20)}
     many = posterior.sample(50, given=given, key=jax.random.key(2))
-    cpe.report(posterior, many, check, path)
+    many.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
+    with xr.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
+        cpe.report(posterior, read, check, path)
     page = words(path)
+    assert "The draws were made with the key [0, 2]." in page
     assert "There are 20 observations; each has its own posterior." in page
     assert "mu: median, 50 and 90 % intervals for each observation." in page
     assert f"{20 * 3 - ROWS} more rows" in page

@@ -122,7 +122,7 @@ def report(
         settings={**vars(posterior.settings), "method": repr(posterior.method)[:400]},
         command=command,
         seeds=_seeds(seeds or {}),
-        key=tree.attrs.get("key"),
+        key=[int(word) for word in tree.attrs.get("key", ())],  # an array, if the draws come from a file
         versions=made_by,
         stages=_stages(stages or {}),
     )
