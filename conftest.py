@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for name, value in settings.items():
             jax.config.update(name, value)
             os.environ[name.upper()] = str(value)
-    if config.option.markexpr != "slow":
+    if config.option.markexpr not in ("slow", "slurm"):
         jax.config.update("jax_disable_most_optimizations", True)
         # XLA reads them when it compiles for the first time, and ends the process where it does not know one.
         set_before = os.environ.get("XLA_FLAGS", "").split()  # also by the process that started this worker
