@@ -218,7 +218,7 @@ def main():
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--simulations", type=int, default=10_000)
-    parser.add_argument("--no-emulation", action="store_true", help="emulate=False: a fit takes a third of the time")
+    parser.add_argument("--no-emulation", action="store_true", help="fit with emulate=False, which is faster")
     parser.add_argument("--fits", help="a folder of fits, which are saved there, or read if they are there")
     parser.add_argument(
         "--steps", type=int, help="of training, for a quicker look; the default is that of cpe.Training"

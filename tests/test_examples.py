@@ -13,6 +13,7 @@ from cpejax.runs.data_files import check_shapes
 
 ROOT = Path(__file__).parents[1]
 TINY = {"width": 8, "depth": 1, "hidden": 8, "components": 1}
+QUICK = ("hierarchical", "sir", "command_line")
 EXAMPLES = ("hierarchical", "sir", "sir_dask", "time_series", "command_line", "amortised")
 
 
@@ -23,7 +24,7 @@ def load(path):
     return module
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in EXAMPLES])
 def test_examples_run_with_tiny_settings(name, capsys, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")  # as where they are run as scripts
     module = load(ROOT / "examples" / f"{name}.py")

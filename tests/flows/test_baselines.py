@@ -98,6 +98,10 @@ def check_density(posterior, given, **how):
     return rate
 
 
+QUICK = ["FMPE", "PSE", pytest.param("AIO", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("posterior", QUICK, indirect=True)
 def test_the_density_is_that_of_the_draws(posterior):
     assert check_density(posterior, {"y": 0.7}) < 1
 
@@ -108,6 +112,7 @@ def test_training_has_the_methods_own_defaults(posterior):
     assert posterior.history.train[-1] < posterior.history.train[0]
 
 
+@pytest.mark.parametrize("posterior", QUICK, indirect=True)
 def test_many_small_steps_agree_with_few_adaptive_ones(posterior):
     hows = ({}, {"solver": "euler", "steps": 200})
     one, other = (posterior.sample(4000, given={"y": 0.7}, key=KEY, **how) for how in hows)

@@ -70,6 +70,7 @@ def test_draws_are_of_all_networks(posterior):
     assert abs(halves[0] - halves[1]) < 4 * np.sqrt(0.25 * 4 / n)
 
 
+@pytest.mark.slow
 def test_parts_join_to_the_whole(posterior, simulations):
     flow = posterior.flow
     rows = flow.prepare({name: jnp.asarray(x, float) for name, x in simulations.items()})
