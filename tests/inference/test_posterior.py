@@ -721,6 +721,7 @@ def test_every_embedding_learns_what_matters(module):
     check_series(embedded(module))
 
 
+@pytest.mark.slow
 def test_embeddings_are_given_again(of_a_set, tmp_path):
     of_a_set.save(tmp_path)
     with pytest.raises(ValueError, match=r"has embeddings for \['y'\], which a file cannot hold: give method=CPE"):

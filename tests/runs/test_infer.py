@@ -603,8 +603,12 @@ def test_folders_that_cannot_be_used(here, monkeypatch):
     (here / "run" / "run.json").mkdir()
     assert "run/run.json is a folder, expected a file" in failing(*INFER)
 
-    def refuse(self, *_, **__):
-        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+    mkdir = Path.mkdir
+
+    def refuse(self, *args, **options):
+        if "locked" in self.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        mkdir(self, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     out = failing("simulate", "model.py", "--out", "locked")
