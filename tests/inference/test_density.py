@@ -193,7 +193,6 @@ def heavy_program():
         numpyro.sample("y", dist.StudentT(df, mu, scale * spread))
 
 
-@pytest.mark.slow
 def test_heavy_tails_and_data_beyond_all_simulations_blow_up_nothing(capsys):
     data = cpe.simulate(cpe.Model(heavy_program, observed=["y"]), 500, key=jax.random.key(0))
     posterior = cpe.fit(

@@ -185,7 +185,6 @@ def far(shift):
     return program
 
 
-@pytest.mark.slow
 def test_data_far_from_zero_are_as_good_as_others(tmp_path):
     draws = []
     for shift in (0.0, 1e9):
