@@ -2,14 +2,13 @@
 
     python benchmarks/ablations.py                        # all models; about a quarter of an hour
     python benchmarks/ablations.py "two moons" --rounds 5 # one of them, fewer rounds
-    python benchmarks/ablations.py "two moons" --only key tail   # and some of the forms
+    python benchmarks/ablations.py "two moons" --only add tail   # and some of the forms
     python benchmarks/ablations.py --docs                 # the table of docs/inference.md, from the results
 
 Variants take turns in one process, an epoch and 10,000 draws at a time, with one more before that does not count, and
 are compared with the default of the same round. What is compared is the processor's time, of all cores, which
-others who use the machine as well hardly change; where a form is to divide work among cores (`eigen`), look at the
-`elapsed` time, on an idle machine. The figure is the median ratio, with its quartiles; `nothing` changes
-nothing: what it differs from 1 by is noise. Two moons and the hierarchical example are trained by `CPE()` as by
+others who use the machine as well hardly change; `elapsed` is kept beside it. The figure is the median ratio, with its
+quartiles; `nothing` changes nothing: what it differs from 1 by is noise. Two moons and the hierarchical example are trained by `CPE()` as by
 default, in parts; forms that it has no use for are measured with a method or a model that has.
 
 Results are written to benchmarks/results/ablations.json as they come.
@@ -41,13 +40,12 @@ import page
 from jax.scipy.special import ndtr
 
 import cpejax as cpe
-from cpejax.flows.ancestral import networks
 from cpejax.flows.blocks import network
 from cpejax.inference import sampling
 from cpejax.inference.progress import Bar
-from cpejax.nn import activations, linear, normal
+from cpejax.nn import activations, normal
 from cpejax.tasks import two_moons
-from cpejax.util import cores, keys
+from cpejax.util import cores
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "ablations.json"
@@ -102,15 +100,9 @@ class Form:
 
 FORMS = {
     "nothing": Form("the default once more", (), MODELS),
-    "key": Form("random numbers by `rbg`", ((keys, "fast_key", lambda key: key),)),
     "activation": Form("`softsign_linear`, not SiLU", ((activations, "softsign_linear", jax.nn.silu),)),
     "tail": Form("own normal tail, not `ndtr`", ((normal, "tail", tail_by_ndtr),)),
     "add": Form("components of a mixture summed one by one", ((normal, "add", lambda x: x.sum(0)),)),
-    "outer": Form(
-        "products of single values by `einsum`",
-        ((linear, "outer", lambda x, w: x[..., None] * networks.lift(w, x.ndim + 1)),),
-    ),
-    "eigen": Form("products by Eigen", ((cores, "PRODUCTS_BY_EIGEN", {}),), ("FMPE()", "TriangularCPE()", "images")),
     "node by node": Form(
         "blocks of few nodes one by one",
         ((network, "UNROLLED", 0), (network, "UNROLLED_BLOCKS", 0)),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cpejax as cpe
-from cpejax.util.cores import cores, options_for_all_cores
+from cpejax.util.cores import cores
 from cpejax.util.devices import Devices
 
 SCRIPT = """
@@ -94,4 +94,3 @@ def test_a_batch_is_divided_evenly():
 def test_what_is_for_cpus_is_off_on_accelerators(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert cores() == 1
-    assert options_for_all_cores() == {}

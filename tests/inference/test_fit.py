@@ -30,7 +30,6 @@ from cpejax.inference import progress as _progress
 from cpejax.inference import training as _train
 from cpejax.inference.settings import History, Training
 from cpejax.inference.training import _validation_loss, train
-from cpejax.util import cores as _cores
 
 KEY = jax.random.key(0)
 
@@ -205,23 +204,6 @@ def test_a_checkpoint_goes_on_where_there_are_other_cores(monkeypatch, tmp_path)
     resumed, history = train(flow, rows, SHORT, key=KEY, checkpoint=tmp_path)
     assert len(history.train) == 30
     assert all(np.array_equal(a.weights, b.weights) for a, b in zip(whole.lines, resumed.lines, strict=True))
-
-
-def test_a_checkpoint_is_compiled_as_the_run_began(monkeypatch, tmp_path):
-    used = []
-    compile_each = _train.compile_each
-
-    def spy(programs, threads, options):
-        used.append(options)
-        return compile_each(programs, threads, options)
-
-    monkeypatch.setattr(_train, "compile_each", spy)
-    monkeypatch.setattr(_cores, "cores", lambda: 2)
-    trained(checkpoint=tmp_path, progress=interrupted_at(7, raising))
-    monkeypatch.setattr(_cores, "cores", lambda: 1)
-    assert _cores.options_for_all_cores() != used[0]  # a new run would be compiled otherwise
-    trained(checkpoint=tmp_path)
-    assert used[1] == used[0]
 
 
 def test_the_ancestral_flow_in_parts():

@@ -21,9 +21,9 @@ from cpejax.flows.base import Flow, trainable
 from cpejax.inference.checkpoints import digest_tree, load_checkpoint, run_of_checkpoint, save_checkpoint
 from cpejax.inference.interrupt import Interrupt
 from cpejax.inference.settings import DIVERGED, History, Training
-from cpejax.util.cores import Options, channels_last, compile_each, cores, known, options_for_all_cores
+from cpejax.util.cores import channels_last, compile_each, cores
 from cpejax.util.devices import Devices
-from cpejax.util.keys import fast_key, key_words
+from cpejax.util.keys import key_words
 from cpejax.util.room import make_room
 
 LONGEST = 10.0
@@ -80,8 +80,8 @@ def train(
     One compiled call is one epoch of a part: flows whose weights do not all depend on one another (`Flow.divide`) are
     trained in parts, in parallel, one on each core, which need nothing of each other until the epoch's end. All
     randomness of an epoch comes from `key`, the part's number and the epoch's, so a run that resumes from a checkpoint
-    (written every `every` seconds, atomically) equals one that was never interrupted: it is divided and compiled as it
-    was when it began.
+    (written every `every` seconds, atomically) equals one that was never interrupted: it is divided as it was
+    when it began.
     Ctrl-C ends training after the epoch that runs, with the best weights so far; a second Ctrl-C ends it at once, and
     so does the first while there is no epoch yet. `interrupt`: that of a caller who watches for it already.
     """
@@ -106,9 +106,8 @@ def train(
     if checkpoint is not None:
         checkpoint = Path(checkpoint) / "checkpoint.safetensors"
         begun = run_of_checkpoint(checkpoint)
-    # As the run began, on however many cores: other parts, or another way to compile, give other roundings.
+    # As the run began, on however many cores: other parts give other roundings.
     parts, states, training_rows = _divide(flow, shuffled, held_out, begun.get("parts", most), optimiser, key_parts)
-    options: Options = begun.get("options", options_for_all_cores() if len(parts) == devices.count == 1 else {})
     best = [_copy(state.average) for state in states]
     history = History()
     epoch_number = 0
@@ -122,7 +121,6 @@ def train(
             "simulations": digest_tree(rows),
             "networks": digest_tree(flow),
             "parts": len(parts),
-            "options": options,
         }
         found = load_checkpoint(checkpoint, (states, best), run)
         if found is not None:
@@ -159,7 +157,7 @@ def train(
             if compiled is None:  # traced here, not on the threads, which do not see `with jax.default_device(...)`
                 lowered = [run_epoch.lower(*each) for each in zip(given, states, strict=True)]
                 interrupt.check()
-                compiled = compile_each(lowered, threads, known(options))
+                compiled = compile_each(lowered, threads)
                 interrupt.wait_for_epochs()
             done = threads.map(lambda run, *each: jax.block_until_ready(run(*each)), compiled, given, states)
             if epoch_number + 1 < epochs:  # while they run
@@ -275,7 +273,7 @@ def _epoch(
             average = optax.incremental_update(weights, average, 10.0 / (count + 10.0) if keep_average else 1.0)
             return State(weights, average, optimiser_state, count + 1), value
 
-        keys = jax.random.split(fast_key(jax.random.fold_in(part.key, epoch)), batches)
+        keys = jax.random.split(jax.random.fold_in(part.key, epoch), batches)
         losses: Array
         state, losses = jax.lax.scan(step, state, (order, keys))
         value = _validation_loss(part.flow(state.average), part.validation_rows, part.key_validation, batch)

@@ -26,8 +26,3 @@ def dense(x: Float[Array, "k *rows i"], w: Float[Array, "k o i"]) -> Float[Array
     """The products of rows with weights of each node."""
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
     return jnp.einsum("kri,koi->kro", flat, w).reshape(*x.shape[:-1], w.shape[1])
-
-
-def outer(x: Float[Array, "k *rows"], w: Float[Array, "k o"]) -> Float[Array, "k *rows o"]:
-    """`dense` of single values; as a product, whose derivative is then one too, and not a slow sum."""
-    return jnp.einsum("kr,ko->kro", x.reshape(len(x), -1), w).reshape(*x.shape, -1)

@@ -21,38 +21,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-Options = dict[str, str | bool]  # what XLA takes; a number as text
-
-PRODUCTS_BY_EIGEN: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
-"""Of XLA's two libraries for matrix products on a CPU, Eigen's divides middling ones among the cores, and continues
-with other operations meanwhile. YNNPACK's does not; for a program that has a core of its own it is as good or
-better."""
-
-
-def options_for_all_cores() -> Options:
-    """Options for compiling a program that has all cores to itself."""
-    return {} if cores() == 1 else known(PRODUCTS_BY_EIGEN)
-
-
-def known(options: Options) -> Options:
-    """Options of XLA's, or none where this version of it does not have them."""
-    return dict(_known(tuple(options.items())))
-
-
-@functools.cache
-def _known(options: tuple[tuple[str, str | bool], ...]) -> tuple[tuple[str, str | bool], ...]:
-    try:
-        jax.jit(lambda: 0).lower().compile(compiler_options=dict(options))
-    except jax.errors.JaxRuntimeError:
-        return ()
-    return options
-
-
-def compile_each(programs: list[Any], threads: ThreadPoolExecutor, options: Options) -> list[Callable]:
+def compile_each(programs: list[Any], threads: ThreadPoolExecutor) -> list[Callable]:
     """Lowered programs, compiled. Those that look alike are compiled once; different ones take a core each."""
     texts = [program.as_text() for program in programs]
     different = dict(zip(texts, programs, strict=True))
-    done = threads.map(lambda program: program.compile(options), different.values())
+    done = threads.map(lambda program: program.compile(), different.values())
     compiled = dict(zip(different, done, strict=True))
     return [compiled[text] for text in texts]
 

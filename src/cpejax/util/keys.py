@@ -23,12 +23,3 @@ def check_key(key: Any) -> PRNGKeyArray:
 def key_words(key: PRNGKeyArray) -> list[int]:
     """The numbers that a key consists of: what a file says of it, and the seed of a NumPy generator."""
     return [int(w) for w in np.asarray(jax.random.key_data(key)).ravel()]
-
-
-def fast_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    """A key of the generator `rbg`, seeded by one of the usual generator, for what is random in a step of training.
-
-    It gains less than a hundredth of an epoch (`python benchmarks/ablations.py --only key`); without it, though, every
-    fit would have other random numbers.
-    """
-    return jax.random.wrap_key_data(jax.random.bits(key, (4,), jnp.uint32), impl="rbg")

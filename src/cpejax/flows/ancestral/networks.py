@@ -19,7 +19,7 @@ from cpejax.flows.ancestral.stages import Stage
 from cpejax.flows.ode import Solver, euler, log_density_of_steps, rk45
 from cpejax.flows.strata import TimeStrata
 from cpejax.nn.activations import softsign_linear
-from cpejax.nn.linear import dense, outer
+from cpejax.nn.linear import dense
 from cpejax.nn.time import Fourier
 
 FEATURES = 64
@@ -121,7 +121,7 @@ class FieldNet(eqx.Module):
     def __call__(self, time: Array, y: Float[Array, "k *rows"], context: Array) -> Float[Array, "k *rows"]:
         """`time` and `context`: what they add to the first layer, `(k, *rows, h)` or broadcast to it."""
         ndim = y.ndim + 1
-        h = softsign_linear(outer(y, self.w1) + context + time)
+        h = softsign_linear(y[..., None] * lift(self.w1, ndim) + context + time)
         h = softsign_linear(dense(h, self.w2) + lift(self.b2, ndim))
         h = softsign_linear(dense(h, self.w3) + lift(self.b3, ndim))
         out = dense(h, self.w4[:, None])[..., 0] + lift(self.b4, y.ndim)
