@@ -57,8 +57,8 @@ speed: $(INSTALLED) $(PEERS_INSTALLED)  ## measure the speed beside a peer (idle
 
 bench: $(BENCH_INSTALLED)  ## all tasks and methods, 10,000 and 100,000 simulations, into bench/ (many hours; resumes)
 	.venv/bin/cpejax data sbibm
-	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --budgets 10000 --seeds 0,1,2,3,4 --out bench
-	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --budgets 100000 --seeds 0 --out bench
+	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --budgets 10000 --seeds 0,1,2,3,4 --out bench --known benchmarks/results/bench.csv
+	.venv/bin/cpejax bench --tasks paper,sbibm --methods all --budgets 100000 --seeds 0 --out bench --known benchmarks/results/bench.csv
 
 bench-table: $(INSTALLED)  ## put what is done in bench/ into the committed table, the documentation and the README
 	$(PYTHON) benchmarks/bench.py bench

@@ -8,8 +8,9 @@
 Variants take turns in one process, an epoch and 10,000 draws at a time, with one more before that does not count, and
 are compared with the default of the same round. What is compared is the processor's time, of all cores, which
 others who use the machine as well hardly change; `elapsed` is kept beside it. The figure is the median ratio, with its
-quartiles; `nothing` changes nothing: what it differs from 1 by is noise. Two moons and the hierarchical example are trained by `CPE()` as by
-default, in parts; forms that it has no use for are measured with a method or a model that has.
+quartiles; `nothing` changes nothing: what it differs from 1 by is noise. Two moons and the hierarchical example are
+trained by `CPE()` as by default, in parts; forms that it has no use for are measured with a method or a model that
+has.
 
 Results are written to benchmarks/results/ablations.json as they come.
 """

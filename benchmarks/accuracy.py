@@ -1,13 +1,13 @@
-"""The accuracy of the posteriors, against exact ones, with default settings and 10,000 simulations.
+"""The accuracy of posteriors that are known in closed form, with default settings and 10,000 simulations.
 
-    python benchmarks/accuracy.py                 # all: the nine tasks, and models with known posteriors
-    python benchmarks/accuracy.py toy two_moons   # some
-    python benchmarks/accuracy.py --c2st mlp      # the published C2ST instead of the fast one that agrees with it
-    python benchmarks/accuracy.py --docs          # the table of docs/inference.md, from what is stored
-    python benchmarks/accuracy.py --again --pictures folder/   # and each task's draws beside exact ones
+    python benchmarks/accuracy.py                       # all that are not there yet
+    python benchmarks/accuracy.py toy vector_gaussian   # some
+    python benchmarks/accuracy.py --c2st mlp            # the published C2ST instead of the fast one that agrees with it
+    python benchmarks/accuracy.py --docs                # the table of docs/inference.md, from what is stored
 
-Results are written to benchmarks/results/accuracy.json as they come; what is there already is not computed again,
-unless `--again`.
+The nine tasks are measured by the benchmark, `cpejax bench --tasks paper --methods CPE --seeds 0`; its stored rows
+(`python benchmarks/bench.py bench`) are in the same table. Results are written to benchmarks/results/accuracy.json as
+they come; what is there already is not computed again, unless `--again`.
 """
 
 import argparse
@@ -23,40 +23,27 @@ import page
 from scipy.stats import multivariate_normal, norm
 
 import cpejax as cpe
+from cpejax.runs.bench.table import read_table
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 OBSERVATIONS, DRAWS = 5, 10_000
 
 
-def fitted(program, observed, simulations=10_000, folder=None, **options):
-    """A posterior with default settings, and what is known of it; one that is in `folder` is read, not fitted again."""
+def fitted(program, observed, simulations=10_000, **options):
+    """A posterior with default settings, and what is known of it."""
     model = cpe.Model(program, observed=observed)
-    if folder is not None and folder.exists():
-        posterior = cpe.load(folder, model)
-    else:
-        data = cpe.simulate(model, simulations, key=jax.random.key(0))
-        posterior = cpe.fit(model, data, key=jax.random.key(1), training=cpe.Training(**options))
-        if folder is not None:
-            posterior.save(folder)
-    about = {
-        "weights": posterior.weights,
-        "epochs": len(posterior.history.train),
-        "best_epoch": posterior.history.best_epoch,
-        "held_out": rounded(posterior.history.held_out),
-        "emulation": rounded(posterior.history.emulation),
-        "refinement": rounded(posterior.history.refinement),
-    }
+    data = cpe.simulate(model, simulations, key=jax.random.key(0))
+    posterior = cpe.fit(model, data, key=jax.random.key(1), training=cpe.Training(**options))
+    history = posterior.history
+    about = {"weights": posterior.weights, "epochs": len(history.train), "best_epoch": history.best_epoch}
+    for name in ("held_out", "emulation", "refinement"):
+        about[name] = {k: round(x, 3) if isinstance(x, float) else x for k, x in getattr(history, name).items()}
     return posterior, about
 
 
-def rounded(numbers):
-    """A dict of numbers for a file."""
-    return {name: round(x, 3) if isinstance(x, float) else x for name, x in numbers.items()}
-
-
-def drawn(posterior, given, seed, **options):
+def drawn(posterior, given, seed):
     """Draws as `{site: (n, ...)}`."""
-    tree = posterior.sample(DRAWS, given=given, key=jax.random.key(seed), **options)
+    tree = posterior.sample(DRAWS, given=given, key=jax.random.key(seed))
     return {name: tree.posterior[name].values[0] for name in posterior.graph.parameters}
 
 
@@ -65,12 +52,12 @@ def matrix(draws):
     return np.concatenate([np.asarray(x).reshape(len(x), -1) for x in draws.values()], axis=1)
 
 
-def compare(posterior, observations, exact, c2st, **options):
+def compare(posterior, observations, exact, c2st):
     """The mean C2ST over observations, and each."""
     scores = []
     for seed, given in enumerate(observations):
         reference = exact(given, DRAWS, np.random.default_rng(seed))
-        draws = drawn(posterior, given, seed, **options)
+        draws = drawn(posterior, given, seed)
         scores.append(cpe.metrics.c2st(matrix(draws), matrix({n: reference[n] for n in draws}), method=c2st))
     return {"c2st": round(float(np.mean(scores)), 4), "each": [round(s, 3) for s in scores]}
 
@@ -101,39 +88,6 @@ def toy(c2st):
             }
         )
     return {**about, "exact_correlation": covariance[0, 1] / covariance[0, 0], "observations": out}
-
-
-def task(name):
-    """A benchmark task against its exact posterior; two moons also with RK5(4)."""
-
-    def run(c2st, pictures=None, models=None, refined=True, count=OBSERVATIONS):
-        t = cpe.tasks.get(name)
-        posterior, about = fitted(t.program, t.observed, folder=Path(models) / name if models else None)
-        observations = [t.observation(seed) for seed in range(count)]
-        out = {**about, "parameters": t.theta_dim, **compare(posterior, observations, t.exact, c2st)}
-        if posterior.emulator is not None and refined:
-            out["refined"] = compare(posterior, observations, t.exact, c2st, refine="learned")
-        if name == "two_moons":
-            out["rk45"] = compare(posterior, observations, t.exact, c2st, solver="rk45")
-            out["integral"] = [integral(posterior, given) for given in observations]
-        for seed in range(2) if pictures else ():
-            exact = t.exact(observations[seed], DRAWS, np.random.default_rng(seed))
-            figure = cpe.plot.pair(drawn(posterior, observations[seed], seed), reference=exact)
-            figure.savefig(Path(pictures) / f"{name}_{seed}.png", dpi=80)
-        return out
-
-    run.__doc__ = f"{name}: C2ST over {OBSERVATIONS} observations."
-    return run
-
-
-def integral(posterior, given, points=1001):
-    """The density's integral over the prior's square, by the midpoint rule."""
-    side = (np.arange(points) + 0.5) / points * 2 - 1
-    grid = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1).reshape(-1, 2)
-    total = 0.0
-    for part in np.array_split(grid, 20):
-        total += np.exp(posterior.log_prob({"theta": part}, given=given)).sum()
-    return round(float(total * (2 / points) ** 2), 4)
 
 
 def groups_program(size):
@@ -224,7 +178,6 @@ def vector_gaussian(c2st):
 
 
 ALL = {
-    **{name: task(name) for name in cpe.tasks.names()},
     "toy": toy,
     "groups_8": groups(8),
     "vector_gaussian": vector_gaussian,
@@ -232,20 +185,38 @@ ALL = {
 }
 
 
+def rows_of_tasks():
+    """Mean C2ST of the nine tasks' draws, refined and as they are, each of the latter, and the gain by emulation."""
+    rows = read_table(RESULTS.with_name("bench.csv"))
+    rows = rows[(rows["method"] == "CPE") & (rows["budget"] == 10_000) & (rows["seed"] == 0)]
+    for name in cpe.tasks.names():
+        of_task = rows[rows["task"] == name]
+        plain, refined = (of_task.loc[of_task["solver"] == solver, "c2st"] for solver in ("plain", "refined"))
+        if len(plain):
+            gain = of_task[["emulation_gain", "emulation_error"]].iloc[0]
+            yield name, cpe.tasks.get(name).theta_dim, plain.mean(), refined.mean(), plain, gain
+
+
+def rows_of_models(found):
+    """The same of the models that are measured here, whose draws are not refined."""
+    names = {"vector_gaussian": "linear Gaussian, as one vector", "groups_8": "eight normal groups"}
+    for key, name in names.items():
+        if key in found:
+            score, emulation = found[key].get("all", found[key]), found[key].get("emulation")
+            gain = (emulation["with"] - emulation["without"], emulation["error"]) if emulation else (np.nan, np.nan)
+            yield name, found[key].get("parameters", 10), score["c2st"], np.nan, score["each"], gain
+
+
 def document(found):
     """The table of docs/inference.md."""
-    names = {"vector_gaussian": "linear Gaussian, as one vector", "groups_8": "eight normal groups"}
+
+    def number(x):
+        return "–" if np.isnan(x) else f"{x:.3f}".removeprefix("0")
+
     rows = []
-    for name in [*cpe.tasks.names(), *names]:
-        if name in found:
-            result = found[name]
-            score, refined = result.get("all", result), result.get("refined")
-            each = " ".join(f"{x:.3f}".removeprefix("0") for x in score["each"])
-            emulation = result.get("emulation") or {}
-            gain = f"{emulation['with'] - emulation['without']:+.2f} ± {emulation['error']:.2f}" if emulation else "–"
-            c2st, better = (f"{x['c2st']:.3f}".removeprefix("0") if x else "–" for x in (score, refined))
-            model = names.get(name, name.replace("_", " "))
-            rows.append([model, result.get("parameters", 10), c2st, better, each, gain])
+    for name, size, c2st, refined, each, (gain, error) in [*rows_of_tasks(), *rows_of_models(found)]:
+        gained = "–" if np.isnan(gain) else f"{gain:+.2f} ± {error:.2f}"
+        rows.append([name.replace("_", " "), size, number(c2st), number(refined), " ".join(map(number, each)), gained])
     head = ["model", "parameters", "C2ST", "refined", "each observation, not refined", "gain by emulation, nats"]
     page.fill(Path(__file__).parents[1] / "docs" / "inference.md", {"accuracy": page.table(head, rows)})
 
@@ -255,11 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *ALL], help="which (default: all)")
     parser.add_argument("--c2st", default="fast", choices=["fast", "mlp"])
-    parser.add_argument("--observations", type=int, default=OBSERVATIONS, help="of each task")
     parser.add_argument("--again", action="store_true", help="compute again what is there")
-    parser.add_argument("--pictures", help="a folder for pictures of the tasks' draws beside exact ones")
-    parser.add_argument("--models", help="a folder for the fitted tasks; those that are there are not fitted again")
-    parser.add_argument("--not-refined", action="store_true", help="only draws that are not refined")
     parser.add_argument("--docs", action="store_true", help="write the table of the documentation")
     options = parser.parse_args()
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -269,10 +236,7 @@ def main() -> None:
     for name in options.names or ALL:
         if name in found and not options.again:
             continue
-        of_tasks = {"pictures": options.pictures, "models": options.models, "refined": not options.not_refined}
-        of_tasks |= {"count": options.observations}
-        more = of_tasks if name in cpe.tasks.names() else {}
-        found[name] = {**ALL[name](options.c2st, **more), "c2st_method": options.c2st}
+        found[name] = {**ALL[name](options.c2st), "c2st_method": options.c2st}
         print(name, json.dumps(found[name]), flush=True)
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")

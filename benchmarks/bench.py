@@ -67,7 +67,7 @@ def coverage(rows: pd.DataFrame) -> pd.DataFrame:
     """Fits that are there with all their rows, and fits of the plan, for each method and number of simulations."""
     found = []
     for plan in PLAN:
-        lacking = {(row["task"], row["method"], row["seed"]) for row in missing(plan, rows)}
+        lacking = {(plan.label(run.task), run.method, run.seed) for run in missing(plan, rows)}
         for method in plan.methods:
             wanted = [(task, method, seed) for task in plan.tasks for seed in plan.seeds]
             done = [fit for fit in wanted if fit not in lacking]

@@ -1,8 +1,8 @@
 """Calibration of refined draws: ranks of the true parameters of new simulations, on the nine tasks.
 
-    python benchmarks/accuracy.py --again --models models/   # fits with default settings, saved
-    python benchmarks/sbc.py models/                         # all tasks that are there
-    python benchmarks/sbc.py models/ two_moons tree          # some
+    cpejax bench --tasks paper --methods CPE --seeds 0 --out bench   # fits with default settings, saved
+    python benchmarks/sbc.py bench                                   # all tasks that are there
+    python benchmarks/sbc.py bench two_moons tree                    # some
 
 Draws are refined by the learned likelihood, for 200 simulations that no fit has seen. Ranks are those of
 simulation-based calibration (Talts et al. 2018), of every parameter and of the likelihood of the data, which sees
@@ -25,11 +25,16 @@ RESULTS = Path(__file__).parent / "results" / "sbc.json"
 OBSERVATIONS, DRAWS, BINS = 200, 99, 10
 
 
+def fit_of(name, folder):
+    """Where the benchmark has saved the fit."""
+    return Path(folder) / "fits" / name / "CPE" / "10000-0" / "posterior"
+
+
 def measure(name, folder, count):
     """The ranks of a task's parameters, and how uniform they are."""
     task = cpe.tasks.get(name)
-    posterior = cpe.load(Path(folder) / name, task)
-    rows = cpe.simulate(task, count, key=jax.random.key(777))
+    posterior = cpe.load(fit_of(name, folder), task)
+    rows = cpe.simulate(task, count, key=jax.random.key(777))  # the fit's are of key 0
     likelihood = posterior.likelihood("learned")
     log_l = jax.jit(lambda values, data: likelihood(values, data))
     began, ranks = time.perf_counter(), []
@@ -60,7 +65,7 @@ if __name__ == "__main__":
     parser.add_argument("--observations", type=int, default=OBSERVATIONS)
     asked = parser.parse_args()
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in asked.tasks or [n for n in cpe.tasks.names() if (Path(asked.folder) / n).exists()]:
+    for name in asked.tasks or [n for n in cpe.tasks.names() if fit_of(n, asked.folder).exists()]:
         stored[name] = measure(name, asked.folder, asked.observations)
         print(name, stored[name], flush=True)
         RESULTS.write_text(json.dumps(stored, indent=1) + "\n")

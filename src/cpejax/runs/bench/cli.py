@@ -40,7 +40,7 @@ Config = Annotated[
 ]
 Draws = Annotated[int | None, typer.Option(help="Draws for each observation.  [default: 10000]", min=20)]
 Observations = Annotated[
-    int | None, typer.Option(help="The maximum number of observations of each task of sbibm.  [default: 10]", min=1)
+    int | None, typer.Option(help="The maximum number of observations of each task.  [default: 10]", min=1)
 ]
 C2ST = Annotated[
     str | None,
@@ -52,6 +52,10 @@ More = Annotated[
 ]
 SoFar = Annotated[
     bool, typer.Option("--so-far", help="Run nothing: table, figures and page of what is done in OUT, now.")
+]
+Known = Annotated[
+    Path | None,
+    typer.Option(help="A table of results, as `results.csv`: fits that it has are not run.", metavar="FILE"),
 ]
 Slurm = Annotated[bool, typer.Option("--slurm", help="Run on a cluster, by Slurm.")]
 
@@ -108,6 +112,7 @@ def bench(
     jobs: Jobs = 2,
     slurm: Slurm = False,
     so_far: SoFar = False,
+    known: Known = None,
     debug: Debug = False,
 ) -> None:
     """Run methods on benchmark tasks, and put the results into one table and one page.
@@ -127,5 +132,5 @@ def bench(
         given |= {"draws": draws, "observations": observations, "training": training}
         options = chosen_config(given, config, out)
         options.check()
-        page = write_results(options, out) if so_far else run_workflow(options, out, jobs, slurm, more or [])
+        page = write_results(options, out) if so_far else run_workflow(options, out, jobs, slurm, more or [], known)
         Console().print(Text(f"Wrote {out / 'results.csv'}. Open {page.resolve().as_uri()}"), soft_wrap=True)

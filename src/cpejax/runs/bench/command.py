@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.text import Text
 
 from cpejax import tasks
-from cpejax.runs.bench.config import FILE, WORKFLOW, Config, read_config
+from cpejax.runs.bench.config import FILE, WORKFLOW, Config, Run, read_config
 from cpejax.runs.bench.methods import METHODS
+from cpejax.runs.bench.table import missing, read_csv
 from cpejax.runs.model_file import Failure
 from cpejax.runs.watchdog import how_to_resume
 
@@ -36,7 +37,9 @@ STEPS = re.compile(r"(\d+) of (\d+) steps \(\d+%\) done")
 SLURM = ("--executor", "slurm", "--retries", "1", "--default-resources", "mem_mb=3000", "runtime=60")
 
 
-def run_workflow(config: Config, folder: Path, jobs: int, slurm: bool, more: list[str]) -> Path:
+def run_workflow(
+    config: Config, folder: Path, jobs: int, slurm: bool, more: list[str], known: Path | None = None
+) -> Path:
     """Run what is not done yet; the page.
 
     **Arguments:**
@@ -44,13 +47,15 @@ def run_workflow(config: Config, folder: Path, jobs: int, slurm: bool, more: lis
     - `jobs`: cores of this machine, or jobs on a cluster at a time.
     - `slurm`: run on a cluster.
     - `more`: further options of Snakemake.
+    - `known`: a table whose fits are not run.
     """
+    runs = None if known is None else runs_left(config, folder, known)
     needed = ["snakemake", *(["snakemake_executor_plugin_slurm"] if slurm else [])]
     if lacking := [name for name in needed if find_spec(name) is None]:
         raise Failure(f"{lacking[0]} is not installed: pip install 'cpejax[bench]'.")
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder) as lock:
-        config.write(folder)
+        config.write(folder, runs)
         where = ["--jobs" if slurm else "--cores", str(jobs), *(SLURM if slurm else ()), *more]
         code, signals = _follow(snakemake(folder, where), folder / LOG, lock)
     if signals:
@@ -62,6 +67,17 @@ def run_workflow(config: Config, folder: Path, jobs: int, slurm: bool, more: lis
             f"Some jobs failed: {folder / LOG} says which and why. What is done is kept: the same command resumes."
         )
     return page
+
+
+def runs_left(config: Config, folder: Path, known: Path) -> list[Run]:
+    """The fits that a table of other results does not have whole, and those that the folder has already."""
+    if not known.is_file():
+        raise Failure(f"{known} does not exist: expected a table of results, such as benchmarks/results/bench.csv.")
+    wanted = set(missing(config, read_csv(known)))
+    found = [r for r in config.runs() if r in wanted or (folder / "metrics" / f"{r.path}.csv").is_file()]
+    if not found:
+        raise Failure(f"All fits are in {known}: there is nothing to run.")
+    return found
 
 
 def write_results(config: Config, folder: Path) -> Path:

@@ -42,8 +42,8 @@ class Config:
     - `tasks`, `methods`: names, or Python files of the user's own that define `TASK` and `METHOD`.
     - `budgets`: numbers of simulations; `seeds`: of simulations, fits and draws.
     - `draws`: for each observation.
-    - `observations`: the maximum number for each fit. sbi's tasks have ten; of others a fit with a seed is judged by
-        the observation with that seed, as in the paper.
+    - `observations`: the maximum number for each fit. Every fit is judged by all observations of its task, of which
+        sbi's have ten and others five. The paper judges the fit with seed `i` by observation `i` only: those rows.
     - `c2st`: which definitions of C2ST are computed, `"fast"` or `"mlp"`, the published one.
     - `training`: options of `cpe.Training` for all methods, for short trials.
     - `threads`: the number of cores of a job.
@@ -108,9 +108,9 @@ class Config:
                     for task in self.task_names:
                         yield Run(task, method, budget, seed)
 
-    def observations_of(self, task: Task, seed: int) -> tuple[int, ...]:
-        """The observations that a fit with this seed is judged by."""
-        return task.observations[: self.observations] if isinstance(task, tasks.sbibm.SbibmTask) else (seed,)
+    def observations_of(self, task: Task) -> tuple[int, ...]:
+        """The observations that fits are judged by."""
+        return task.observations[: self.observations]
 
     def check(self) -> None:
         """Errors of names, files and data that are not there, before anything is computed."""
@@ -126,11 +126,12 @@ class Config:
                     peers_python()
                 else:
                     fitted_to(task, entry.method)
-            for number in self.observations_of(task, self.seeds[0]):
+            for number in self.observations_of(task):
                 task.observation(number)
 
-    def write(self, folder: Path) -> None:
-        """Keep it in the folder of the results; an unchanged file stays as old as it is.
+    def write(self, folder: Path, runs: Sequence[Run] | None = None) -> None:
+        """Keep it in the folder of the results, with the fits that are to run (default: all); an unchanged file stays
+        as old as it is.
 
         Results of other options are never mixed with those that are there; more tasks, methods, budgets and seeds are.
         """
@@ -146,7 +147,7 @@ class Config:
             "python": sys.executable,
             "threads": self.threads,
             "separate": self.separate,
-            "runs": [run.path for run in self.runs()],
+            "runs": [run.path for run in (self.runs() if runs is None else runs)],
         }
         for name, value in ((FILE, asdict(self)), (WORKFLOW, workflow)):
             content, path = (json.dumps(value, indent=1) + "\n").encode(), folder / name

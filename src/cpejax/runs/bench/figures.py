@@ -160,7 +160,7 @@ def cost(table: pd.DataFrame) -> Figure:
 def shown_draws(config: Config, folder: Path, name: str) -> dict[str, np.ndarray]:
     """The first two parameters of a task, of the reference and of methods, for one observation, the largest budget."""
     seed, budget = config.seeds[0], config.budgets[-1]
-    number = config.observations_of(config.task(name), seed)[0]
+    number = config.observations_of(config.task(name))[0]
     runs = [run for run in config.runs() if (run.task, run.budget, run.seed) == (name, budget, seed)]
     done = {run: path for run in runs if (path := folder / "metrics" / f"{run.path}.npz").is_file()}
     if not done:

@@ -62,9 +62,8 @@ def peak_megabytes() -> float:
 def run_reference(config: Config, name: str) -> None:
     """Reference draws of a task, a matrix for each observation, and the C2ST between two halves of them."""
     task = config.task(name)
-    numbers = sorted({number for seed in config.seeds for number in config.observations_of(task, seed)})
     arrays, nulls = {}, {}
-    for number in numbers:
+    for number in config.observations_of(task):
         tree = task.reference(number).posterior
         draws = {site: tree[site].values.reshape(-1, *task.shapes[site]) for site in task.parameters}
         matrix = np.random.default_rng(number).permutation(task.ravel(draws))[: config.draws]
@@ -108,12 +107,14 @@ def run_fit(config: Config, run: Run) -> Posterior | None:
     )
     seconds = time.perf_counter() - began
     posterior.save(folder / "posterior")
-    history = posterior.history
+    history, emulation = posterior.history, posterior.history.emulation
     about = {
         "weights": posterior.weights,
         "epochs": len(history.train),
         "stopped": history.stopped,
         "emulated": posterior.emulator is not None,
+        "emulation_gain": emulation["with"] - emulation["without"] if emulation else None,
+        "emulation_error": emulation.get("error"),
         "seconds_fit": seconds,
         "megabytes": peak_megabytes(),
         "versions": versions(),
@@ -125,7 +126,7 @@ def run_fit(config: Config, run: Run) -> Posterior | None:
 
 def run_fit_of_peer(config: Config, run: Run, task: Task, peer: Peer) -> None:
     """A peer fitted and drawn from in its own environment; draws lie beside `fit.json` until they are asked for."""
-    folder, numbers = Path("fits") / run.path, config.observations_of(task, run.seed)
+    folder, numbers = Path("fits") / run.path, config.observations_of(task)
     path = Path("simulations") / run.task / f"{run.budget}-{run.seed}.npz"
     with np.load(path, allow_pickle=False) as file:
         simulations = {site: file[site] for site in task.shapes}
@@ -181,7 +182,7 @@ def run_draws(config: Config, run: Run, posterior: Posterior | None = None) -> N
     arrays: dict[str, np.ndarray] = {}
     about: dict[str, Any] = {}
     for solver, options in entry.draws.items():
-        for number in config.observations_of(task, run.seed):
+        for number in config.observations_of(task):
             where = f"{solver}/{number}"
             if solver == REFINED and posterior.emulator is None:
                 about[where] = {"note": "no likelihood was learned"}
@@ -234,6 +235,7 @@ def run_metrics(config: Config, run: Run) -> None:
                 shown.setdefault(solver, found[:SHOWN])
             row |= about
             row |= {name: fitted[name] for name in ("weights", "epochs", "seconds_fit", "megabytes")}
+            row |= {name: fitted.get(name) for name in ("emulation_gain", "emulation_error")}
             row |= {"seconds_simulate": simulated["seconds"]}
             row |= {"made": datetime.now(UTC).isoformat(timespec="seconds")}
             row |= {f"version_{name}": value for name, value in fitted["versions"].items()}

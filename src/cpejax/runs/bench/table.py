@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from cpejax import tasks
-from cpejax.runs.bench.config import Config
+from cpejax.runs.bench.config import Config, Run
 from cpejax.runs.bench.methods import METHODS
 from cpejax.runs.bench.peers import PEERS
 from cpejax.runs.model_file import Failure
@@ -90,18 +90,17 @@ def read_table(path: Path) -> pd.DataFrame:
     return table
 
 
-def missing(config: Config, table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows that a complete table has and this one has not."""
+def rows_of(config: Config, run: Run) -> list[tuple[Any, ...]]:
+    """The keys of the rows that a fit gives."""
+    name, solvers = config.label(run.task), config.entry(run.method).draws
+    observations = config.observations_of(config.task(run.task))
+    return [(name, run.method, run.budget, run.seed, number, solver) for solver in solvers for number in observations]
+
+
+def missing(config: Config, table: pd.DataFrame) -> list[Run]:
+    """The fits of which not all rows are in a table."""
     have = set(table[KEYS].itertuples(index=False, name=None))
-    found = {name: (config.label(name), config.task(name)) for name in config.task_names}
-    solvers = {name: config.entry(name).draws for name in config.method_names}
-    wanted = [
-        (found[run.task][0], run.method, run.budget, run.seed, observation, solver)
-        for run in config.runs()
-        for solver in solvers[run.method]
-        for observation in config.observations_of(found[run.task][1], run.seed)
-    ]
-    return [dict(zip(KEYS, row, strict=True)) for row in wanted if row not in have]
+    return [run for run in config.runs() if not have.issuperset(rows_of(config, run))]
 
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
