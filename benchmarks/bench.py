@@ -43,7 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "bench.csv"
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 FIGURE = ROOT / "docs" / "assets" / "benchmark.svg"
-TASKS = (*tasks.names(), *tasks.sbibm.names())
+GROUPS = {"the paper's tasks": tasks.names(), "sbi's tasks": tasks.sbibm.names()}
+TASKS = tuple(task for group in GROUPS.values() for task in group)
 PLAN = (Config(TASKS, tuple(METHODS)), Config(TASKS, tuple(METHODS), budgets=(100_000,), seeds=(0,)))
 """What a complete table has."""
 PAPER = "TriangularCPE-reverse"
@@ -115,16 +116,22 @@ def made_words(rows: pd.DataFrame) -> str:
 # ----------------------------------------------------------------------------------------------------- what they say
 
 
-def comparable(rows: pd.DataFrame, budget: int) -> pd.DataFrame:
-    """Rows of methods that have all tasks of the plan, with any number of seeds: their means can be compared."""
-    rows = rows[(rows["budget"] == budget) & rows["task"].isin(TASKS)]
-    whole = [method for method in METHODS if set(rows.loc[rows["method"] == method, "task"]) == set(TASKS)]
+def comparable(rows: pd.DataFrame, group: str, budget: int) -> pd.DataFrame:
+    """Rows of methods that have all tasks of a group, with any number of seeds: their means can be compared."""
+    rows = rows[(rows["budget"] == budget) & rows["task"].isin(GROUPS[group])]
+    whole = [method for method in METHODS if set(rows.loc[rows["method"] == method, "task"]) == set(GROUPS[group])]
     return rows[rows["method"].isin(whole)]
 
 
-def standings(rows: pd.DataFrame, budget: int) -> pd.DataFrame:
-    """For each variant its mean C2ST, and the tasks where it is best, or close to it, and worst."""
-    wide = by_task(comparable(rows, budget), budget)
+def compared(rows: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
+    """What can be compared, by group of tasks and budget; only where there is something."""
+    found = {(group, plan.budgets[0]): comparable(rows, group, plan.budgets[0]) for plan in PLAN for group in GROUPS}
+    return {which: part for which, part in found.items() if len(part)}
+
+
+def standings(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of rows that can be compared each variant's mean C2ST, and the tasks where it is best, or close, and worst."""
+    wide = by_task(rows, int(rows["budget"].iloc[0]))
     mean, wide = wide.loc[MEAN], wide.drop(index=MEAN)
     best, worst = wide.min(axis=1), wide.max(axis=1)
     found = [
@@ -137,15 +144,13 @@ def standings(rows: pd.DataFrame, budget: int) -> pd.DataFrame:
         for variant in wide.columns
     ]
     frame = pd.DataFrame(found, columns=["variant", "mean", "best", "worst"])
-    frame.attrs["tasks"] = len(wide.dropna())
+    frame.attrs["tasks"], frame.attrs["of_all"] = len(wide), len(wide.dropna())
     return frame
 
 
-def standings_words(rows: pd.DataFrame, budget: int, *, names: bool) -> str:
+def standings_words(rows: pd.DataFrame, *, names: bool) -> str:
     """Where each variant wins and loses: with the names of tasks, or their number."""
-    if not len(comparable(rows, budget)):
-        return f"No method has all tasks with {budget:,} simulations yet, so there is no mean to compare."
-    found = standings(rows, budget)
+    found = standings(rows)
 
     def cell(where: list[str]) -> str:
         return ", ".join(where) if names and where else str(len(where)) if where else "none"
@@ -159,16 +164,14 @@ def standings_words(rows: pd.DataFrame, budget: int, *, names: bool) -> str:
         )
         for row in found.itertuples()
     ]
-    tasks_of_all = found.attrs["tasks"]
-    head = ["method", f"mean C2ST of the {tasks_of_all} tasks that all have draws of", f"best, or within {CLOSE}, on"]
-    return table([*head, "worst on"], lines)
+    head = ["method", f"mean C2ST of the {found.attrs['of_all']} tasks that all have draws of"]
+    return table([*head, f"best, or within {CLOSE}, on", "worst on"], lines)
 
 
-def in_a_sentence(rows: pd.DataFrame, budget: int) -> str:
+def in_a_sentence(rows: pd.DataFrame) -> str:
     """Where the default and the paper's CPE win and lose, in words."""
-    if not len(comparable(rows, budget)):
-        return ""
-    found = standings(rows, budget).set_index("variant")
+    found = standings(rows)
+    count, found = found.attrs["tasks"], found.set_index("variant")
     words = []
     for what, variants in (
         ("The default", [v for v in found.index if v == "CPE" or v.startswith("CPE, ")]),
@@ -179,7 +182,7 @@ def in_a_sentence(rows: pd.DataFrame, budget: int) -> str:
         best = dict.fromkeys(task for v in variants for task in found.loc[v, "best"])
         worst = dict.fromkeys(task for v in variants for task in found.loc[v, "worst"])
         line = f"{what} ({', '.join(f'`{v}`' for v in variants)}) is best, or within {CLOSE} of the best, on "
-        line += f"{len(best)} of {len(TASKS)} tasks"
+        line += f"{len(best)} of {count} tasks"
         line += f", and worst on {', '.join(worst)}." if worst else ", and worst on none."
         words.append(line)
     return " ".join(words)
@@ -219,15 +222,15 @@ def published_table(rows: pd.DataFrame) -> str:
     return f"{table(head, lines)}\n\n{sources}"
 
 
-def figure_rows(rows: pd.DataFrame) -> pd.DataFrame:
+def in_figure(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """What the figure shows: all that can be compared."""
-    scored = rows.dropna(subset=["c2st"])
-    return pd.concat([comparable(scored, plan.budgets[0]) for plan in PLAN])
+    found = compared(rows.dropna(subset=["c2st"]))
+    return {f"{group}, {budget:,} simulations": part for (group, budget), part in found.items()}
 
 
 def figure_link(rows: pd.DataFrame, path: str) -> str:
     """The figure, once there is one."""
-    if not len(figure_rows(rows)):
+    if not in_figure(rows):
         return ""
     return f"![Mean C2ST of all methods over the benchmark's tasks; .5 is perfect]({path})\n\n"
 
@@ -239,10 +242,11 @@ def docs_blocks(rows: pd.DataFrame) -> dict[str, str]:
     """What docs/benchmarks.md shows between its marks."""
     blocks = {"bench-coverage": coverage_words(rows), "bench-made": made_words(rows)}
     blocks["bench-summary"] = figure_link(rows, "assets/benchmark.svg")
+    for (group, budget), part in compared(rows).items():
+        blocks["bench-summary"] += f"On {group}, {budget:,} simulations:\n\n{standings_words(part, names=True)}\n\n"
+    blocks["bench-summary"] = blocks["bench-summary"] or "No method has all tasks of a group yet."
     for plan in PLAN:
-        budget = plan.budgets[0]
-        blocks["bench-summary"] += f"With {budget:,} simulations:\n\n{standings_words(rows, budget, names=True)}\n\n"
-        blocks[f"bench-{budget}"] = task_table(rows, budget)
+        blocks[f"bench-{plan.budgets[0]}"] = task_table(rows, plan.budgets[0])
     blocks["bench-summary"] = blocks["bench-summary"].strip()
     blocks["bench-published"] = published_table(rows)
     return blocks
@@ -253,10 +257,9 @@ def readme_blocks(rows: pd.DataFrame) -> dict[str, str]:
     found = coverage(rows)
     done, planned = found["done"].sum(), found["planned"].sum()
     text = figure_link(rows, "docs/assets/benchmark.svg")
-    for plan in PLAN:
-        if len(comparable(rows, plan.budgets[0])):
-            text += f"With {plan.budgets[0]:,} simulations: {in_a_sentence(rows, plan.budgets[0])}\n\n"
-            text += f"{standings_words(rows, plan.budgets[0], names=False)}\n\n"
+    for (group, budget), part in compared(rows).items():
+        text += f"On {group}, with {budget:,} simulations: {in_a_sentence(part)}\n\n"
+        text += f"{standings_words(part, names=False)}\n\n"
     text += (
         f"{done:,} of the {planned:,} fits of the plan are in the table so far; [the page](docs/benchmarks.md) says "
     )
@@ -270,8 +273,8 @@ def all_rows() -> pd.DataFrame:
 
 def draw(rows: pd.DataFrame, path: Path) -> None:
     """The figure, or none."""
-    shown = figure_rows(rows)
-    if not len(shown):
+    shown = in_figure(rows)
+    if not shown:
         path.unlink(missing_ok=True)
         return
     with plt.rc_context({"svg.hashsalt": "cpejax", "svg.fonttype": "none"}):

@@ -73,9 +73,9 @@ def test_pages_show_the_committed_table(bench):
     for path, blocks in ((bench.PAGE, bench.docs_blocks(rows)), (bench.README, bench.readme_blocks(rows))):
         for name, text in blocks.items():
             assert block(path, name) == text, f"{path.name}: {name} is old: run python benchmarks/bench.py"
-    shown = bench.figure_rows(rows)
-    assert bench.FIGURE.is_file() == bool(len(shown))
-    if len(shown):
+    shown = bench.in_figure(rows)
+    assert bench.FIGURE.is_file() == bool(shown)
+    if shown:
         assert numbers(bench.FIGURE) == expected_numbers(bench, rows)
 
 
@@ -84,8 +84,7 @@ def numbers(figure):
 
 
 def expected_numbers(bench, rows):
-    budgets = [plan.budgets[0] for plan in bench.PLAN if len(bench.comparable(rows, plan.budgets[0]))]
-    return sorted(f"{x:.3f}" for budget in budgets for x in bench.standings(rows, budget)["mean"].dropna())
+    return sorted(f"{x:.3f}" for part in bench.compared(rows).values() for x in bench.standings(part)["mean"].dropna())
 
 
 def test_newer_rows_replace_older_ones(bench):
@@ -125,7 +124,7 @@ def test_a_complete_table(bench, tmp_path):
     assert "NPE [A]" in bench.docs_blocks(rows)["bench-published"]
     bench.draw(rows, tmp_path / "figure.svg")
     assert numbers(tmp_path / "figure.svg") == expected_numbers(bench, rows)
-    assert len(numbers(tmp_path / "figure.svg")) == 2 * 12
+    assert len(numbers(tmp_path / "figure.svg")) == 4 * 12  # two groups of tasks, two budgets, twelve variants
 
 
 def test_wins_and_losses(bench, tmp_path):
@@ -134,11 +133,12 @@ def test_wins_and_losses(bench, tmp_path):
     rows.loc[(rows["method"] == "FMPE") & (rows["task"] == "tree"), "c2st_fast"] = 0.5
     rows.loc[(rows["method"] == "FMPE") & (rows["task"] == "slcp"), "c2st_fast"] = 0.8
     rows.loc[rows["solver"] == "plain", "c2st_fast"] += 0.005  # is not called a difference
-    found = bench.standings(as_read(rows, tmp_path / "r.csv"), 10_000).set_index("variant")
+    paper, sbi = (bench.standings(part) for part in bench.compared(as_read(rows, tmp_path / "r.csv")).values())
+    assert (paper.attrs["tasks"], sbi.attrs["tasks"]) == (9, 10)
+    found = paper.set_index("variant")
     assert "tree" in found.loc["FMPE", "best"]
     assert found.loc["FMPE", "worst"] == ["slcp"]
-    assert len(found.loc["CPE, plain", "best"]) == 18
-    assert found.attrs["tasks"] == 19
+    assert len(found.loc["CPE, plain", "best"]) == 8
 
 
 def test_results_so_far(tmp_path):

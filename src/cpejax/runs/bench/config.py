@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,6 +165,7 @@ def short(name: str) -> str:
     return Path(name).stem if name.endswith(".py") else name.replace("/", ".")
 
 
+@cache
 def get_task(name: str) -> Task:
     """The task of that name, or what a Python file defines as `TASK`."""
     if not name.endswith(".py"):

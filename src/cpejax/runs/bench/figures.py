@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,9 +37,10 @@ def all_figures(config: Config, folder: Path, *, draws: bool = True) -> Iterator
     """The figures of the results in a folder; with `draws` those of draws too."""
     table = read_table(folder / RESULTS)
     scored = table.dropna(subset=["c2st"])
+    by_budget = {f"{budget:,} simulations": rows for budget, rows in scored.groupby("budget")}
     yield BenchFigure(
         "summary",
-        partial(summary, scored),
+        partial(summary, by_budget),
         "Mean C2ST over the tasks that all methods have draws of, their seeds and observations; .5 is perfect.",
     )
     for budget in sorted(set(scored["budget"])):
@@ -87,22 +88,23 @@ def colours(table: pd.DataFrame) -> dict[str, str]:
 
 
 @styled
-def summary(table: pd.DataFrame) -> Figure:
-    """A group of bars for each budget."""
-    budgets = sorted(set(table["budget"]))
-    found = pd.DataFrame({budget: by_task_table(table, budget).loc[MEAN] for budget in budgets})
-    found = found.loc[list(colours(table))]
+def summary(tables: Mapping[str, pd.DataFrame]) -> Figure:
+    """A colour for each table, by its name, and in it a bar for each variant; a table's rows have one budget."""
+    found = pd.DataFrame(
+        {name: by_task_table(rows, int(rows["budget"].iloc[0])).loc[MEAN] for name, rows in tables.items()}
+    )
+    found = found.loc[list(colours(pd.concat(tables.values())))]
     figure, ax = plt.subplots(figsize=(6.4, 0.9 + 0.32 * len(found) * max(1, 0.6 * found.shape[1])))
     height = 0.8 / found.shape[1]
-    for i, budget in enumerate(found.columns):
+    for i, name in enumerate(found.columns):
         y = np.arange(len(found)) + (i - (found.shape[1] - 1) / 2) * height
-        ax.barh(y, found[budget] - 0.5, height, left=0.5, color=PALETTE[1 + i], label=f"{budget:,} simulations")
-        for where, value in zip(y, found[budget], strict=True):
+        ax.barh(y, found[name] - 0.5, height, left=0.5, color=PALETTE[1 + i], label=name)
+        for where, value in zip(y, found[name], strict=True):
             if np.isfinite(value):
                 ax.text(value + 0.004, where, f"{value:.3f}", va="center", fontsize=7)
     ax.set(yticks=range(len(found)), yticklabels=found.index, xlabel="mean C2ST", xlim=(0.5, 1.02))
     ax.invert_yaxis()
-    figure.legend(loc="outside upper center", ncols=found.shape[1])
+    figure.legend(loc="outside upper center", ncols=min(2, found.shape[1]))
     return figure
 
 
