@@ -86,8 +86,8 @@ def around_mode(
 
     found = minimize(lambda z: -log_density(z[None])[0], start, jac=lambda z: -gradient(z[None])[0], method="BFGS")
     centre = found.x
-    slopes = gradient(centre + 1e-3 * shifts)
-    curvature = -(slopes[:d] - slopes[d:]) / 2e-3
+    gradients = gradient(centre + 1e-3 * shifts)
+    curvature = -(gradients[:d] - gradients[d:]) / 2e-3
     values, vectors = np.linalg.eigh((curvature + curvature.T) / 2)
     factor = vectors / np.sqrt(np.maximum(values, 1e-6))
 

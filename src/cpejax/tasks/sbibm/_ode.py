@@ -21,8 +21,8 @@ def runge_kutta(field: Callable[[Any], Any], start: Any, times: Float[np.ndarray
     """
     h = jnp.asarray((times[1] - times[0]) / steps)
 
-    def moved(state, slope, size):
-        return jax.tree.map(lambda a, b: a + size * b, state, slope)
+    def moved(state, rate, size):
+        return jax.tree.map(lambda a, b: a + size * b, state, rate)
 
     def step(state, _):
         a = field(state)
