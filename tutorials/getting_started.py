@@ -138,9 +138,9 @@ print(found)
 # would be worse: it claims to know what it does not. [Is my posterior right?](howto/is-it-right.md) tells what to do
 # about each line.
 #
-# The figure looks at your data. Above, the orange points are the temperatures that were measured, and the blue bars
-# behind them, hardly longer than the points are wide, what the posterior predicts. Below, the same for a few summaries
-# of the curve: the orange line should not lie outside of the blue.
+# The figure looks at your data. Above, the orange points are the measured temperatures. The blue bars show what the
+# posterior predicts; they are short, so look closely. Below, the same for a few summaries of the curve: the orange line
+# should lie within the blue.
 
 # %%
 cpe.plot.predictive(found)

@@ -173,7 +173,7 @@ axes.legend()
 # ## What to remember
 #
 # * A program may contain any JAX code, a solver too.
-# * Where the likelihood is known, let `refine=True` have the last word, and look at `pareto_k`: below .7 the
-#   network's draws were good enough to be weighted at once. Above, the moves did more of the work, and more
-#   simulations or longer training would make the result safer.
+# * Where the likelihood is known, let `refine=True` have the last word, and look at `pareto_k`: below .7 the weights
+#   can be relied upon. Above, the moves did more of the work, and more simulations or longer training would make the
+#   result safer.
 # * Where it is not known, the check tells whether the network is sharp enough: see [the epidemic](epidemic.md).

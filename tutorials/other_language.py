@@ -67,7 +67,8 @@ print(
 #
 # A function that hands rows to the program. Three things make it fast:
 #
-# * `vectorized=True`: it gets all rows at once, so that the program is started a few times and not 10,000 times;
+# * `vectorized=True`: it gets many rows at once, so that the program is started 50 times on each core and not 10,000
+#   times;
 # * the rows are divided among processes, one for each core. Threads are enough to wait for them;
 # * the seed goes in with each row, from the `rng` that cpejax gives. So a run can be repeated, whatever the number of
 #   cores.
