@@ -11,15 +11,16 @@ import numpyro.distributions as dist
 import pytest
 import scipy.stats
 from jax.scipy.stats import norm
+from numpyro.distributions.transforms import AffineTransform
 from scipy.special import gammaln, logsumexp
 
 import cpejax as cpe
 from cpejax.flows.conditioning import VectorFlow
-from cpejax.inference.bridge import bridge
+from cpejax.inference.bridge import bridge, evidence
 from cpejax.inference.likelihood import Likelihood, ProgramLikelihood
 from cpejax.inference.moves import factors
 from cpejax.inference.posterior import Posterior
-from cpejax.inference.refine import refine
+from cpejax.inference.refine import MOST_ERROR, refine
 from cpejax.inference.scores import score_refined
 from cpejax.inference.settings import History, Training
 from cpejax.inference.weights import effective_size, smooth
@@ -409,3 +410,88 @@ def test_impossible_data_are_an_error():
     posterior = wide(program)
     with pytest.raises(FloatingPointError, match="above zero"):
         refine(posterior.flow, posterior.likelihood("program"), {"y": jnp.asarray(-1.0)}, 10, key=jax.random.key(0))
+
+
+def test_draws_that_rounding_makes_equal_are_not_copies(capfd):
+    """A posterior a hundred times narrower than its prior has few different float32 numbers."""
+
+    def program():
+        t = numpyro.sample("t", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(t, 0.01))
+
+    tree = wide(program, width=0.01, shift=1.5).sample(10_000, given={"y": 1.5}, key=jax.random.key(4), refine=True)
+    values, found = tree.posterior["t"].values[0], tree.posterior.attrs
+    assert len(np.unique(values)) < 9_900
+    assert found["distinct_share"] == 1
+    assert found["moves"] < 600
+    assert "not enough" not in capfd.readouterr().err
+
+
+def test_a_likelihood_that_is_constant_does_not_keep_moves_going(capfd):
+    def program():
+        t = numpyro.sample("t", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.TransformedDistribution(dist.Uniform(-1.0, 1.0), [AffineTransform(t, 1.0)]))
+
+    tree = wide(program).sample(N, given={"y": 1.5}, key=jax.random.key(5), refine=True)
+    values, found = tree.posterior["t"].values[0], tree.posterior.attrs
+    exact = scipy.stats.truncnorm(0.5, 2.5)
+    assert scipy.stats.kstest(values, exact.cdf).pvalue > 1e-4
+    assert found["start_correlation"] < 0.7
+    assert found["moves"] < 600
+    assert "not enough" not in capfd.readouterr().err
+
+
+def test_impossible_parameters_have_no_likelihood_with_validation_off():
+    """By NumPyro a uniform distribution has a density outside its support, unless it validates."""
+
+    def program():
+        t = numpyro.sample("t", dist.Exponential(0.2))
+        with numpyro.handlers.mask(mask=jnp.array([True, False])):
+            numpyro.sample("y", dist.Uniform(0.0, t).expand([2]))
+
+    with numpyro.validation_enabled(False):
+        posterior = wide(program)
+        tree = posterior.sample(N, given={"y": np.array([1.5, 0.0])}, key=jax.random.key(6), refine=True)
+    values = tree.posterior["t"].values[0]
+    assert values.min() >= 1.5
+    # p(t | y) ∝ exp(-t / 5) / t above 1.5
+    grid = np.linspace(1.5, 80, 200_001)
+    density = np.exp(-grid / 5) / grid
+    cdf = np.cumsum(density) / density.sum()
+    assert scipy.stats.kstest(values, lambda x: np.interp(x, grid, cdf)).pvalue > 1e-4
+
+
+def test_the_programs_density_reaches_beyond_what_was_simulated():
+    """Coordinates of long-tailed families end at the furthest simulated one, for networks; not for exact densities."""
+
+    def program():
+        t = numpyro.sample("t", dist.LogNormal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(jnp.log(t), 0.2))
+
+    posterior = wide(program, width=0.4, shift=-2.9)
+    tree = posterior.sample(N, given={"y": -3.3}, key=jax.random.key(7), refine=True)
+    z, found = np.log(tree.posterior["t"].values[0]), tree.posterior.attrs
+    mean, sd = -3.3 / 1.04, np.sqrt(0.04 / 1.04)
+    least = float(posterior.flow.coordinates.limit("t")[0])
+    assert scipy.stats.norm.cdf(least, mean, sd) > 0.3  # of the exact posterior is where no draw of the flow can be
+    agrees(z[:, None], np.array([mean]), np.array([[sd**2]]), n=0.8 * N)
+    assert found["evidence_by"] == "bridge sampling"
+    log_z = scipy.stats.norm.logpdf(-3.3, 0, np.sqrt(1.04))
+    assert abs(found["log_evidence"] - log_z) < Z * found["log_evidence_error"] < 0.3
+
+
+@pytest.mark.parametrize("d", [100, 300])
+def test_evidence_in_more_dimensions_than_draws_tell_a_covariance_of(d):
+    """N(0, C) without its constant, 1,000 draws; neighbours are correlated with .5."""
+    rng, place = np.random.default_rng(d), np.arange(d)
+    covariance = 0.5 ** np.abs(place[:, None] - place)
+    z = rng.multivariate_normal(np.zeros(d), covariance, size=1_000)
+    inverse = np.linalg.inv(covariance)
+
+    def density(z):
+        return -0.5 * np.einsum("ni,ij,nj->n", z, inverse, z)
+
+    log_z, error = evidence(z, density(z), density, seed=0)
+    exact = 0.5 * np.linalg.slogdet(2 * np.pi * covariance)[1]
+    assert abs(log_z - exact) < Z * error or error > MOST_ERROR
+    assert d > 100 or error < MOST_ERROR

@@ -22,6 +22,9 @@ from cpejax.program.simulator import Program
 
 FEW_COUNTS = 1000
 """Numbers of different values up to which data that are all whole numbers are taken for counts."""
+MOST_COUNT = 1e5
+"""The magnitude from which on whole numbers have densities, which are as good as probabilities there: float32 does not
+resolve the mass between a number and the next."""
 FAR = 25.0
 """Where a column's map is no longer linear, in robust standard deviations: beyond it mixtures do not reach. What shifts
 with a parameter shifts linearly up to there, which networks resolve best."""
@@ -94,8 +97,15 @@ def _map(x: Any, centre: Any, scale: Any, kinds: Any, np_: Any) -> Any:
     return np_.where(kinds == LINEAR, u, np_.where(kinds == LOG, log, np_.arcsinh(np_.where(kinds == ASINH, u, 0.0))))
 
 
+def is_whole(support: str) -> bool:
+    """Whether a support has whole numbers only."""
+    return support.startswith("integer") or support in ("boolean", "multinomial")
+
+
 def _are_counts(rows: np.ndarray, support: str) -> bool:
-    if support.startswith("integer") or support == "boolean":
+    if np.abs(rows).max() > MOST_COUNT:
+        return False
+    if is_whole(support):
         return True
     return support == "real" and bool((rows == np.round(rows)).all()) and len(np.unique(rows)) <= FEW_COUNTS
 
@@ -112,7 +122,7 @@ class DataCoordinates(Fixed):
     """The map between the data of a program and coordinates `z` of order one; it acts on one example.
 
     It has what the ancestral flow needs of `Coordinates`, with data and parameters exchanged: in `graph` the data are
-    the parameters. `counts` are the sites whose values are whole numbers.
+    the parameters. `counts` are the sites whose values are whole numbers, none of them very large.
     """
 
     program: Program = eqx.field(static=True)

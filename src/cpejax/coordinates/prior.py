@@ -123,6 +123,10 @@ class Coordinates(Fixed):
         family = jnp.asarray([-furthest, furthest])
         return jnp.clip(self.reach[name], *family) if name in self.reach else family
 
+    def beyond_simulations(self) -> Coordinates:
+        """The same map, also where nothing was simulated of long tails: networks are not right there, densities are."""
+        return eqx.tree_at(lambda c: c.reach, self, {}) if self.reach else self
+
     def visit(self, values: Values, visit: Callable[[str, dist.Distribution, Array], None]) -> None:
         """Call `visit(name, distribution, value)` at each parameter, with every site's value given."""
         parameters = set(self.graph.parameters)

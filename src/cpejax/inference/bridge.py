@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from scipy.special import expit, logsumexp
+from scipy.stats import multivariate_normal
 
 COMPONENTS = 10
 """Maximum number of components of the normal mixture that is fitted to draws."""
@@ -32,23 +33,27 @@ def evidence(
     """The log evidence and its standard error, from independent draws of the posterior.
 
     A normal mixture is fitted to half of the draws, and bridged to by the other half (Overstall and Forster 2010).
+    Where draws are too few for the covariance even of one component, it is shrunk (Ledoit and Wolf 2004).
 
     **Arguments:** `z`: the draws; `log_p`: their log-densities, up to the constant that is sought; `density`: the same
     for other vectors, as many as half of the draws.
     """
-    from sklearn.mixture import GaussianMixture  # takes long to import
+    from sklearn.covariance import LedoitWolf  # take long to import
+    from sklearn.mixture import GaussianMixture
 
     half, d = len(z) // 2, z.shape[1]
     centre, scale = z.mean(0, dtype=float), z.std(0, dtype=float) + 1e-30
     u = (z - centre) / scale
-    number = int(np.clip(half // (DRAWS_PER_WEIGHT * d * (d + 3) // 2), 1, COMPONENTS))
-    mixture: Any = GaussianMixture(number, reg_covar=1e-8, random_state=seed, tol=1e-2, max_iter=50).fit(u[:half])
-    near = mixture.sample(len(z) - half)[0]
+    number = min(half // (DRAWS_PER_WEIGHT * d * (d + 3) // 2), COMPONENTS)
+    if number:
+        mixture: Any = GaussianMixture(number, reg_covar=1e-8, random_state=seed, tol=1e-2, max_iter=50).fit(u[:half])
+        near, log_q = mixture.sample(len(z) - half)[0], mixture.score_samples
+    else:
+        shrunk = LedoitWolf().fit(u[:half])
+        normal = multivariate_normal(shrunk.location_, shrunk.covariance_, seed=seed)
+        near, log_q = normal.rvs(len(z) - half).reshape(-1, d), normal.logpdf
     volume = np.log(scale).sum()
-    return bridge(
-        log_p[half:] - (mixture.score_samples(u[half:]) - volume),
-        density(centre + scale * near) - (mixture.score_samples(near) - volume),
-    )
+    return bridge(log_p[half:] - (log_q(u[half:]) - volume), density(centre + scale * near) - (log_q(near) - volume))
 
 
 def bridge(at_posterior: Float[np.ndarray, " n"], at_other: Float[np.ndarray, " m"]) -> tuple[float, float]:
@@ -75,7 +80,7 @@ def bridge(at_posterior: Float[np.ndarray, " n"], at_other: Float[np.ndarray, " 
         if not abs(change) > 1e-8:
             break
     each = expit(at_other - log_z + share), expit(-(at_posterior - log_z + share))
-    variance = sum(float(x.var() / (len(x) * x.mean() ** 2)) for x in each)
+    variance = sum(float(x.var() / (len(x) * x.mean() ** 2)) if x.mean() > 0 else math.inf for x in each)
     return log_z, math.sqrt(variance)
 
 

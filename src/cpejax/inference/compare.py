@@ -11,9 +11,10 @@ import pandas as pd
 from jaxtyping import PRNGKeyArray
 from scipy.special import softmax
 
+from cpejax.coordinates.data import DataCoordinates, is_whole
 from cpejax.inference.given import check_given
 from cpejax.inference.posterior import Posterior
-from cpejax.inference.refine import HIGHEST_K, refine_each
+from cpejax.inference.refine import HIGHEST_K, MOST_ERROR, refine_each
 from cpejax.program.simulations import check_count
 from cpejax.util.keys import check_key, key_words
 
@@ -47,8 +48,9 @@ class Comparison:
 
     @property
     def doubtful(self) -> list[str]:
-        """The models whose evidence cannot be relied upon: their Pareto k is above .7."""
-        return [str(name) for name, k in self.table["pareto_k"].items() if not k <= HIGHEST_K]
+        """The models whose evidence cannot be relied upon: their Pareto k is above .7, or its error above .5."""
+        good = (self.table["pareto_k"] <= HIGHEST_K) & (self.table["log_evidence_error"] <= MOST_ERROR)
+        return [str(name) for name in self.table.index[~good]]
 
     def __str__(self) -> str:
         rows = [("model", "log evidence", "log Bayes factor", f"probability ({LEVEL:.0%})", "Pareto k")]
@@ -67,8 +69,8 @@ class Comparison:
         lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         if self.doubtful:
             lines.append(
-                f"The evidence of {', '.join(self.doubtful)} cannot be relied upon: Pareto k above {HIGHEST_K}. Fit "
-                "with more simulations, or compare with more draws (n=)."
+                f"The evidence of {', '.join(self.doubtful)} cannot be relied upon: Pareto k above {HIGHEST_K}, or "
+                f"an error above {MOST_ERROR}. Fit with more simulations, or compare with more draws (n=)."
             )
         return "\n".join(lines)
 
@@ -156,7 +158,7 @@ def _check(
                 raise ValueError(
                     f"Site '{site}' has shape {shapes[0]} in model '{first}', but {shapes[1]} in model '{name}'."
                 )
-            whole = ["integer" in g.sites[site].support or g.sites[site].support == "boolean" for g in (a, b)]
+            whole = [_has_probabilities(posterior, site, refine) for posterior in (reference, other)]
             if whole[0] != whole[1]:
                 raise ValueError(
                     f"Site '{site}' has probabilities in model '{(name, first)[whole[0]]}', whose data are whole "
@@ -177,6 +179,17 @@ def _check(
         raise ValueError(f"prior must have a weight of at least 0 for each of {list(models)}, found {dict(prior)}.")
     total = sum(prior.values())
     return {name: prior[name] / total for name in models}
+
+
+def _has_probabilities(posterior: Posterior, site: str, refine: bool | str) -> bool:
+    """Whether data have probabilities, not densities: whole numbers by their support, or as the emulator found them."""
+    if is_whole(posterior.graph.sites[site].support):
+        return True
+    likelihood, _ = posterior.likelihood_for(refine)
+    if likelihood is None or likelihood.exact or posterior.emulator is None:
+        return False
+    coordinates = posterior.emulator.flow.coordinates
+    return isinstance(coordinates, DataCoordinates) and site in coordinates.counts
 
 
 def _kept(graph: Any, site: str) -> np.ndarray:

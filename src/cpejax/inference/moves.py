@@ -9,11 +9,12 @@ stands still, so that each move is an exact Metropolis step given the other half
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from cpejax.inference.target import Target
 
@@ -34,11 +35,11 @@ State = tuple[Float[Array, "n d"], Float[Array, " n"], Float[Array, " n"]]
 @eqx.filter_jit
 def moves(
     target: Target, state: State, power: Float[Array, ""], key: PRNGKeyArray, chunk: int
-) -> tuple[State, Float[Array, ""]]:
+) -> tuple[State, Bool[Array, " n"], Float[Array, ""]]:
     """`SWEEPS` moves of each of an even number of draws, which leave prior × likelihood^power unchanged.
 
-    **Returns:** the draws after them, and the share of moves that was accepted. `chunk`: of how many draws densities
-    are evaluated at once.
+    **Returns:** the draws after them, which of them have moved at all, and the share of moves that was accepted.
+    `chunk`: of how many draws densities are evaluated at once.
     """
     n, d = state[0].shape
     half = n // 2
@@ -47,7 +48,7 @@ def moves(
         found = prior + power * likelihood
         return jnp.where(jnp.isnan(found), -jnp.inf, found)
 
-    def move(halves: tuple[State, State], key: PRNGKeyArray) -> tuple[tuple[State, State], Array]:
+    def move(halves: tuple[Any, Any], key: PRNGKeyArray) -> tuple[tuple[Any, Any], Array]:
         """Move the first half by differences of the second; then it is the second's turn."""
         moving, other = halves
         keys = jax.random.split(key, 5)
@@ -55,15 +56,17 @@ def moves(
         second = (first + jax.random.randint(keys[1], (half,), 1, half)) % half
         steps = factors(keys[2], half, d)[:, None] * (other[0][first] - other[0][second])
         new = moving[0] + steps + NOISE * other[0].std(0) * jax.random.normal(keys[3], (half, d))
-        proposed = (new, *in_chunks(target, new, chunk))
-        gain = log_target(*proposed[1:]) - log_target(*moving[1:])
+        proposed = (new, *in_chunks(target, new, chunk), jnp.ones(half, bool))
+        gain = log_target(*proposed[1:3]) - log_target(*moving[1:3])
         accept = jnp.log(jax.random.uniform(keys[4], (half,))) < gain
         moved = jax.tree.map(lambda a, b: jnp.where(accept.reshape(-1, *[1] * (a.ndim - 1)), a, b), proposed, moving)
         return (other, moved), accept.mean()
 
-    start = jax.tree.map(lambda x: x[:half], state), jax.tree.map(lambda x: x[half:], state)
+    whole = (*state, jnp.zeros(n, bool))
+    start = jax.tree.map(lambda x: x[:half], whole), jax.tree.map(lambda x: x[half:], whole)
     (a, b), rates = jax.lax.scan(move, start, jax.random.split(key, 2 * SWEEPS))
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), a, b), rates.mean()
+    *done, moved = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), a, b)
+    return tuple(done), moved, rates.mean()
 
 
 def factors(key: PRNGKeyArray, n: int, d: int) -> Float[Array, " n"]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import numpy as np
 from blackjax.smc.ess import ess_solver
 from blackjax.smc.resampling import systematic
 from blackjax.smc.solver import dichotomy
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from scipy.special import logsumexp
 
 from cpejax.coordinates.prior import Values
@@ -58,6 +59,12 @@ LEFT = 0.1
 """The share of a draw's variance that may be left of the weights' error when moves end."""
 LOWEST = 0.15
 """The correlation with their start that draws need not be below, however bad the weights were."""
+ROUNDING = 3e-7
+"""What rounding makes of values that are the same, relative to their size and one."""
+BEYOND = 1e-3
+"""The share of the posterior, where no flow's draw can be, up to which the mean weight is the evidence."""
+MOST_ERROR = 0.5
+"""A greater standard error of a log evidence says little of itself: it is computed by the same few draws."""
 HIGHEST_K = 0.7
 """A greater k̂ says that weights cannot be relied upon (Vehtari et al. 2024)."""
 
@@ -94,7 +101,8 @@ def refine(
     `moves` of each draw, `moves_accepted`, and `start_correlation` of draws with where the moves began, the highest
     over prior coordinates and the log-likelihood; `tempering_steps`; and `acceptance_rate` of the proposals.
     """
-    target = Target(flow.coordinates, likelihood, dict(given))
+    proposals = Target(flow.coordinates, likelihood, dict(given))
+    target = replace(proposals, coordinates=flow.coordinates.beyond_simulations()) if likelihood.exact else proposals
     shares = -(-max(n, FEWEST_DRAWS) // SHARE)
     size = 2 * -(-max(n, FEWEST_DRAWS) // (2 * shares))  # two halves
     keys = iter(jax.random.split(key, 8 + 3 * MOST_STEPS + MOST_BLOCKS))
@@ -111,25 +119,25 @@ def refine(
     # In float64: differences of large numbers.
     ratio = prior.astype(float) - (log_q - volume.astype(float))
     bad = np.isnan(log_l) | np.isposinf(log_l) | np.isnan(log_q)
-    out = bad | ~np.isfinite(prior + log_l + log_q) | ~np.isfinite(z).all(1)
-    ratio, state = np.where(out, -np.inf, ratio), (z, prior, np.where(out, 0.0, log_l))
+    out = bad | ~np.isfinite(prior + log_l + log_q) | ~np.isfinite(z).all(1) | ~_within(proposals, z)
+    ratio, state = np.where(out, -np.inf, ratio), Draws(z, prior, np.where(out, 0.0, log_l), np.arange(len(z)))
     _check_any(ratio, likelihood, int(bad.sum()))
 
     # Weights, resampling, and moves on the way.
     move = partial(_move, target, shares=shares, chunk=several)
-    power = _first_power(ratio, state[2])
-    weights = smooth(ratio + power * state[2])
+    power = _first_power(ratio, state.log_l)
+    weights = smooth(ratio + power * state.log_l)
     least, k = weights.size, weights.pareto_k
     log_evidence, log_evidence_error = weights.log_mean, math.hypot(weights.error, error)
-    highest = _highest_correlation(float(effective_size(ratio + state[2])), len(ratio))
+    highest = _highest_correlation(float(effective_size(ratio + state.log_l)), len(ratio))
     state = _resample(state, _flattened(weights.log), next(keys))
     accepted: list[float] = []
     steps = 1
     while power < 1 and steps < MOST_STEPS:
         state, rate = move(state, power, key=next(keys))
         accepted.append(rate)
-        step = _next_step(state[2], 1 - power)
-        weights = smooth(step * state[2])
+        step = _next_step(state.log_l, 1 - power)
+        weights = smooth(step * state.log_l)
         least, k = min(least, weights.size), max(k, weights.pareto_k)
         state = _resample(state, weights.log, next(keys))
         power, steps = min(1.0, power + step), steps + 1
@@ -139,15 +147,16 @@ def refine(
         state, rate = move(state, 1.0, key=next(keys))
         accepted.append(rate)
         blocks += 1
-        distinct = len(np.unique(state[0], axis=0)) / len(state[0])
+        distinct = len(np.unique(state.origin)) / len(state.origin)
         correlation = _correlation(start, state)
     mixed = power >= 1 and distinct >= DISTINCT and correlation <= highest
-    by_weights = steps == 1 and k <= HIGHEST_K
+    beyond = 1 - float(_within(proposals, state.z).mean())
+    by_weights = steps == 1 and k <= HIGHEST_K and beyond <= BEYOND
     if not by_weights:
         density = partial(_log_target, target, chunk=several)
         seed = int(jax.random.randint(next(keys), (), 0, 2**31 - 1))
-        log_evidence, log_evidence_error = evidence(state[0], density(state[0]), density, seed)
-    values = on_cores(_to_values, [(target, part) for part in np.split(state[0], shares)])
+        log_evidence, log_evidence_error = evidence(state.z, density(state.z), density, seed)
+    values = on_cores(_to_values, [(target, part) for part in np.split(state.z, shares)])
     attributes = {
         "refined": f"by {likelihood.words}",
         "effective_sample_size": float(least * n / len(ratio)),
@@ -238,25 +247,45 @@ def _densities(target: Target, z: Float[Array, "n d"], chunk: int) -> tuple[Floa
     return in_chunks(target, z, chunk)
 
 
+def _within(target: Target, z: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
+    """Which vectors a flow can draw; those that it clips are at an end."""
+    return np.asarray(_are_within(target, jnp.asarray(z, float)))
+
+
+@eqx.filter_jit
+def _are_within(target: Target, z: Float[Array, "n d"]) -> Bool[Array, " n"]:
+    return jax.vmap(target.within)(z)
+
+
 @eqx.filter_jit
 def _to_values(target: Target, z: Float[Array, "n d"]) -> Values:
     return target.to_values(z)
 
 
-State = tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"], Float[np.ndarray, " n"]]
-"""Vectors of draws, their log-densities under the prior, and their log-likelihoods."""
+class Draws(NamedTuple):
+    """Draws on their way: vectors, their log-densities under the prior, their log-likelihoods, and where they are from.
+
+    Of two draws with the same `origin` one is a copy of the other. Values do not tell: rounding makes some equal.
+    """
+
+    z: Float[np.ndarray, "n d"]
+    prior: Float[np.ndarray, " n"]
+    log_l: Float[np.ndarray, " n"]
+    origin: Int[np.ndarray, " n"]
 
 
 def _move(
-    target: Target, state: State, power: float, *, key: PRNGKeyArray, shares: int, chunk: int
-) -> tuple[State, float]:
+    target: Target, state: Draws, power: float, *, key: PRNGKeyArray, shares: int, chunk: int
+) -> tuple[Draws, float]:
     """A block of moves, shares of the draws in parallel; and the share of moves that was accepted."""
     keys, strength = jax.random.split(key, shares), jnp.asarray(power, float)
-    parts = zip(*(np.split(x, shares) for x in state), strict=True)
+    parts = zip(*(np.split(x, shares) for x in state[:3]), strict=True)
     each = [(target, jax.tree.map(jnp.asarray, part), strength, k, chunk) for part, k in zip(parts, keys, strict=True)]
     done = on_cores(moves, each)
-    z, prior, log_l = (np.concatenate([np.asarray(moved[i]) for moved, _ in done]) for i in range(3))
-    return (z, prior, log_l), float(np.mean([float(rate) for _, rate in done]))
+    z, prior, log_l = (np.concatenate([np.asarray(found[i]) for found, *_ in done]) for i in range(3))
+    moved = np.concatenate([np.asarray(which) for _, which, _ in done])
+    origin = np.where(moved, state.origin.max() + 1 + np.arange(len(moved)), state.origin)
+    return Draws(z, prior, log_l, origin), float(np.mean([float(rate) for *_, rate in done]))
 
 
 def _first_power(ratio: Float[np.ndarray, " n"], log_l: Float[np.ndarray, " n"]) -> float:
@@ -283,12 +312,12 @@ def _flattened(log_weights: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     return flat - logsumexp(flat)
 
 
-def _resample(state: State, log_weights: Float[np.ndarray, " n"], key: PRNGKeyArray) -> State:
+def _resample(state: Draws, log_weights: Float[np.ndarray, " n"], key: PRNGKeyArray) -> Draws:
     """Systematic resampling; in random order, so that copies of a draw are in both halves."""
     first, second = jax.random.split(key)
     which = np.asarray(systematic(first, jnp.asarray(np.exp(log_weights)), len(log_weights)))
     which = which[np.asarray(jax.random.permutation(second, len(which)))]
-    return state[0][which], state[1][which], state[2][which]
+    return Draws(*(x[which] for x in state))
 
 
 def _highest_correlation(size: float, n: int) -> float:
@@ -301,12 +330,17 @@ def _highest_correlation(size: float, n: int) -> float:
     return float(np.clip(math.sqrt(LEFT / max(excess, 1e-9)), LOWEST, 0.7))
 
 
-def _correlation(start: State, end: State) -> float:
-    """The highest correlation of draws with where they began, over coordinates and the log-likelihood."""
-    columns = (np.column_stack([state[0], state[2]]).astype(float) for state in (start, end))
-    a, b = (x - x.mean(0) for x in columns)
+def _correlation(start: Draws, end: Draws) -> float:
+    """The highest correlation of draws with where they began, over coordinates and the log-likelihood.
+
+    What is the same for all draws, as the likelihood of data that say nothing, has none.
+    """
+    columns = [np.column_stack([state.z, state.log_l]).astype(float) for state in (start, end)]
+    varies = columns[0].std(0) > ROUNDING * (1 + np.abs(columns[0]).max(0))
+    a, b = (x[:, varies] - x[:, varies].mean(0) for x in columns)
     spread = np.sqrt((a**2).sum(0) * (b**2).sum(0))
-    return float(np.where(spread > 0, (a * b).sum(0) / np.where(spread > 0, spread, 1.0), 1.0).max())
+    found = np.where(spread > 0, (a * b).sum(0) / np.where(spread > 0, spread, 1.0), 1.0)
+    return float(found.max(initial=0.0))
 
 
 def _check_any(ratio: Float[np.ndarray, " n"], likelihood: Likelihood, bad: int) -> None:
@@ -335,6 +369,11 @@ def _doubts(
             f"{found['moves']} moves of each draw were not enough: {100 * found['distinct_share']:.1f} % of the draws "
             f"are distinct, and their correlation with where they began is {found['start_correlation']:.2f}, where "
             f"{highest:.2f} would do. {way}"
+        )
+    if not found["log_evidence_error"] <= MOST_ERROR:
+        out["evidence"] = (
+            f"the log evidence has a standard error of {found['log_evidence_error']:.2f}, and is not to be relied "
+            "upon: the posterior has too many dimensions, or too odd a shape, for so few draws. Draw more."
         )
     if bad:
         out["numbers"] = f"{likelihood.words} is not a number for {bad} of {n} draws, which count as impossible."

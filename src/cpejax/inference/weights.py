@@ -11,6 +11,8 @@ from scipy.special import logsumexp
 
 FEWEST = 25
 """The fewest weights to whose tail a Pareto distribution is fitted."""
+SAME = 1e-5
+"""Log-weights that differ by no more are the same: that is what float32 makes of equal densities."""
 
 
 class Weights(NamedTuple):
@@ -43,8 +45,8 @@ def smooth(log_weights: Float[np.ndarray, " n"]) -> Weights:
     if not len(inside):
         return Weights(np.full(len(raw), -math.log(len(raw))), -math.inf, math.inf, 0.0, math.inf)
     found = raw[inside]
-    if np.ptp(found) < 1e-12:
-        k = -math.inf if len(inside) == len(raw) else math.nan  # they have no tail
+    if np.ptp(found) < SAME:
+        k = -math.inf if len(inside) >= min(FEWEST, len(raw)) else math.nan  # they have no tail
     elif len(inside) >= FEWEST:
         from arviz_stats.base.array import array_stats  # takes longer to import than JAX
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from cpejax.program.distributions import base_constraint, unwrap
+from cpejax.program.distributions import base_constraint, mask_of, unwrap
 from cpejax.program.graph import Graph
 from cpejax.program.simulator import Program, Simulator
 from cpejax.program.tracing import run
@@ -24,6 +24,8 @@ MOST_EVALUATED = 5_000_000
 def log_density(program: Program, values: Mapping[str, Array], sites: Collection[str]) -> Float[Array, ""]:
     """The log-density of some sites at values of all of them, without what `numpyro.handlers.mask` hides.
 
+    It is −∞ where a value is outside the support, which NumPyro says only while its validation is on.
+
     >>> values = {"mu": jax.numpy.zeros(()), "y": jax.numpy.zeros(3)}
     >>> round(float(log_density(program, values, ["y"])), 4)  # - 3 log(2 pi) / 2
     -2.7568
@@ -32,10 +34,17 @@ def log_density(program: Program, values: Mapping[str, Array], sites: Collection
 
     def visit(name: str, msg: dict[str, Any]) -> None:
         if name in sites:
-            found.append(jnp.sum(msg["fn"].log_prob(msg["value"])))
+            found.append(_log_prob(msg["fn"], msg["value"]))
 
     run(program, values, visit)
     return sum(found[1:], found[0])
+
+
+def _log_prob(fn: dist.Distribution, value: Array) -> Float[Array, ""]:
+    support, kept = unwrap(fn).support, mask_of(fn)
+    inside = jnp.ones(kept.shape, bool) if support is None else jnp.asarray(support(value))
+    kept = kept.reshape(*inside.shape, -1).any(-1) if kept.ndim > inside.ndim else kept  # a mask is of whole events
+    return jnp.where(jnp.all(inside | ~kept), jnp.sum(fn.log_prob(value)), -jnp.inf)
 
 
 def missing_density(program: Program, graph: Graph) -> str:
