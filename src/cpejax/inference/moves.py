@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from cpejax.inference.target import Target
 
-SWEEPS = 25
+SWEEPS = 5
 """Moves of each draw in a block, after which it is seen whether more are needed."""
 LEAST_FACTOR = 0.02
 """The least multiple of a difference."""

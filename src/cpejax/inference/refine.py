@@ -51,14 +51,17 @@ POWERS = np.logspace(0, -6, 121)
 """The powers of the likelihood among which the first is chosen, greatest first."""
 MOST_STEPS = 50
 """Maximum number of steps of the power."""
-MOST_BLOCKS = 24
+BLOCKS_BETWEEN = 5
+"""Blocks of moves after each weighting but the last."""
+MOST_BLOCKS = 120
 """Maximum number of blocks of moves at the posterior itself."""
 DISTINCT = 0.99
 """The share of distinct draws that moves go on for."""
 LEFT = 0.1
 """The share of a draw's variance that may be left of the weights' error when moves end."""
-LOWEST = 0.15
-"""The correlation with their start that draws need not be below, however bad the weights were."""
+LOWEST, HIGHEST = 0.15, 0.9
+"""The correlation with their start that draws need not be below, however bad the weights were, and that they are below
+however good these were: copies of a draw are then not near one another."""
 ROUNDING = 3e-7
 """What rounding makes of values that are the same, relative to their size and one."""
 BEYOND = 1e-3
@@ -105,7 +108,7 @@ def refine(
     target = replace(proposals, coordinates=flow.coordinates.beyond_simulations()) if likelihood.exact else proposals
     shares = -(-max(n, FEWEST_DRAWS) // SHARE)
     size = 2 * -(-max(n, FEWEST_DRAWS) // (2 * shares))  # two halves
-    keys = iter(jax.random.split(key, 8 + 3 * MOST_STEPS + MOST_BLOCKS))
+    keys = iter(jax.random.split(key, 8 + (2 + BLOCKS_BETWEEN) * MOST_STEPS + MOST_BLOCKS))
     chunk = max(1, MOST_NUMBERS // max(1, flow.numbers_per_draw()))
     several = max(2, MOST_NUMBERS // max(1, likelihood.numbers_per_value()))
     used = flow.draw_options() if options is None else options
@@ -134,8 +137,9 @@ def refine(
     accepted: list[float] = []
     steps = 1
     while power < 1 and steps < MOST_STEPS:
-        state, rate = move(state, power, key=next(keys))
-        accepted.append(rate)
+        for _ in range(BLOCKS_BETWEEN):
+            state, rate = move(state, power, key=next(keys))
+            accepted.append(rate)
         step = _next_step(state.log_l, 1 - power)
         weights = smooth(step * state.log_l)
         least, k = min(least, weights.size), max(k, weights.pareto_k)
@@ -327,7 +331,7 @@ def _highest_correlation(size: float, n: int) -> float:
     excess over `1 / n` along.
     """
     excess = n / max(size, 1.0) - 1
-    return float(np.clip(math.sqrt(LEFT / max(excess, 1e-9)), LOWEST, 0.7))
+    return float(np.clip(math.sqrt(LEFT / max(excess, 1e-9)), LOWEST, HIGHEST))
 
 
 def _correlation(start: Draws, end: Draws) -> float:
