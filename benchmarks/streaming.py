@@ -153,7 +153,9 @@ def tables(found):
             rows.append([words, f"{statistics.median(each):,.0f}", f"{memory:.1f}"])
         parts.append(table(["200,000 simulations of 1,000 scalars", "rows a second", "GiB"], rows))
         share = 100 * found["speed"]["ratio"]
-        parts.append(f"Streamed, training has {share:.0f} % of its speed in memory (the median of {TURNS} turns).")
+        parts.append(
+            f"Streamed, training has {share:.0f} % of its speed in memory (the median of {TURNS} turns: {each})."
+        )
     if "limit" in found:
         one = found["limit"]
         parts.append(

@@ -109,9 +109,10 @@ def prepare(flow: Any, rows: Simulations, chunk: int = 10_000, numbers: np.ndarr
     parts, inside = [], []
     for start in range(0, rows.n, size):
         which = np.arange(start, start + size) % rows.n  # one shape, one compilation
-        part, good = _prepare_chunk(flow, {name: jnp.asarray(x[which], float) for name, x in rows.items()})
+        chosen = rows if pieces == 1 else {name: x[which] for name, x in rows.items()}
+        part, good = _prepare_chunk(flow, {name: jnp.asarray(x, float) for name, x in chosen.items()})
         keep = min(size, rows.n - start)
-        parts.append(jax.tree.map(lambda x, keep=keep: x[:keep], part))
+        parts.append(part if keep == size else jax.tree.map(lambda x, keep=keep: x[:keep], part))
         inside.append(np.asarray(good)[:keep])
     outside = np.flatnonzero(~np.concatenate(inside))
     if len(outside) > 0.01 * rows.n:  # a few stand on the edge of a support, and by rounding outside
@@ -123,4 +124,4 @@ def prepare(flow: Any, rows: Simulations, chunk: int = 10_000, numbers: np.ndarr
             f"in row {named}: {', '.join(f'{n} = {words(rows[n][row])}' for n in sites)}. They may be of another "
             "program."
         )
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+    return parts[0] if pieces == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *parts)

@@ -31,8 +31,10 @@ SLICES = 256
 folder even if neighbours in it were alike."""
 HELD_OUT = 10_000
 """Maximum number of simulations that are held out: no more are needed to compare epochs."""
-HELD_OUT_SHARE = 0.25
+HELD_OUT_SHARE = 0.1
 """The same as a share of a block, after each of which they are evaluated."""
+FEW_HELD_OUT, FEW_HELD_OUT_SHARE = 1000, 0.25
+"""Where that share is fewer: so many, but no greater a share than that."""
 
 
 def is_streamed(simulations: Any) -> TypeGuard[OpenSimulations]:
@@ -107,21 +109,10 @@ class Blocks:
         return self._numbers(order[first : last + 1])[skip : skip + self.rows]
 
     def read(self, numbers: np.ndarray, offset: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """Simulations by their numbers, which rise in each slice, `{site: (k, *shape)}`; less an offset, in float32."""
-        ends = np.flatnonzero(np.diff(numbers // self.slice)) + 1
-        runs = [(int(run[0]), int(run[-1]) + 1, run - run[0]) for run in np.split(numbers, ends)]
-        out = {}
-        for name in self.graph.sites:
-            whole: np.ndarray | None = None
-            at = 0
-            for start, stop, which in runs:
-                part = self.opened.rows(name, start, stop)[which]
-                part = part if offset is None else centre(part, offset.get(name))
-                whole = np.empty((len(numbers), *part.shape[1:]), part.dtype) if whole is None else whole
-                whole[at : at + len(part)] = part
-                at += len(part)
-            assert whole is not None
-            out[name] = whole
+        """Simulations by their numbers, `{site: (k, *shape)}`; less an offset, in float32."""
+        out = self.opened.take(numbers, self.graph.sites)
+        if offset is not None:
+            out = {name: centre(x, offset.get(name)) for name, x in out.items()}
         return self.graph.without_masked(out)
 
 
@@ -167,7 +158,8 @@ class StreamedRows:
 def held_out_of(settings: Training, blocks: Blocks) -> Training:
     """The options by which a part of the sample is held out: of all simulations the share that the user asked for."""
     sampled = len(blocks.sampled)
-    most = min(round(settings.validation * blocks.opened.n), HELD_OUT, int(HELD_OUT_SHARE * sampled))
+    most = max(int(HELD_OUT_SHARE * sampled), min(FEW_HELD_OUT, int(FEW_HELD_OUT_SHARE * sampled)))
+    most = min(round(settings.validation * blocks.opened.n), HELD_OUT, most)
     return replace(settings, validation=max(most, 1) / sampled)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from safetensors import SafetensorError, safe_open
 
 from cpejax.program.probe import Probe
@@ -81,14 +82,28 @@ class OpenSimulations(Mapping[str, np.ndarray]):
         """Simulations `start` to `stop` of a site, `(stop - start, *shape)`: only these are read."""
         if name not in self.shapes:
             raise KeyError(name)
-        out, first = [], 0
-        for path, size in self.sizes.items():
-            a, b = max(start - first, 0), min(stop - first, size)
-            if a < b:
-                with safe_open(path, "numpy") as file:
-                    out.append(file.get_slice(SITE + name)[a:b])
-            first += size
-        return np.concatenate(out) if out else np.empty((0, *self.shapes[name]))
+        return self.take(np.arange(*slice(start, stop).indices(self.n)), [name])[name]
+
+    def take(self, numbers: Int[np.ndarray, " k"], names: Collection[str]) -> dict[str, np.ndarray]:
+        """Simulations by their numbers, `{site: (k, *shape)}`: runs of numbers are read at once, each file opened once."""
+        out: dict[str, np.ndarray] = {}
+        firsts = np.cumsum([0, *self.sizes.values()])
+        files = np.searchsorted(firsts, numbers, side="right") - 1
+        cuts = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(files) != 0)) + 1
+        runs = [*zip([0, *cuts], [*cuts, len(numbers)], strict=True)] if len(numbers) else []
+        for i, path in enumerate(self.sizes):
+            here = [(a, b, int(numbers[a] - firsts[i])) for a, b in runs if files[a] == i]
+            if not here:
+                continue
+            with safe_open(path, "numpy") as file:
+                for name in names:
+                    column = file.get_slice(SITE + name)
+                    for a, b, start in here:
+                        part = column[start : start + b - a]
+                        if name not in out:
+                            out[name] = np.empty((len(numbers), *part.shape[1:]), part.dtype)
+                        out[name][a:b] = part
+        return out or {name: np.empty((0, *self.shapes[name])) for name in names}
 
 
 def _header(path: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
