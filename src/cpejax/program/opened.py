@@ -85,7 +85,7 @@ class OpenSimulations(Mapping[str, np.ndarray]):
         return self.take(np.arange(*slice(start, stop).indices(self.n)), [name])[name]
 
     def take(self, numbers: Int[np.ndarray, " k"], names: Collection[str]) -> dict[str, np.ndarray]:
-        """Simulations by their numbers, `{site: (k, *shape)}`: runs of numbers are read at once, each file opened once."""
+        """Simulations by their numbers, `{site: (k, *shape)}`: runs are read at once, each file is opened once."""
         out: dict[str, np.ndarray] = {}
         firsts = np.cumsum([0, *self.sizes.values()])
         files = np.searchsorted(firsts, numbers, side="right") - 1
