@@ -153,8 +153,10 @@ def tables(found):
             rows.append([words, f"{statistics.median(each):,.0f}", f"{memory:.1f}"])
         parts.append(table(["200,000 simulations of 1,000 scalars", "rows a second", "GiB"], rows))
         share = 100 * found["speed"]["ratio"]
+        both = ([turn["rows_per_second"] for turn in found["speed"][how]] for how in ("memory", "streamed"))
+        turns = ", ".join(f"{100 * two / one:.0f}" for one, two in zip(*both, strict=True))
         parts.append(
-            f"Streamed, training has {share:.0f} % of its speed in memory (the median of {TURNS} turns: {each})."
+            f"Streamed, training has {share:.0f} % of its speed in memory (the median of {TURNS} turns: {turns})."
         )
     if "limit" in found:
         one = found["limit"]
