@@ -134,7 +134,7 @@ axes.plot(reported, reported, color="grey", linestyle=":")
 axes.set(xlabel="reported by school A", ylabel="its true effect")
 
 # %% [markdown]
-# A report of 28 is believed to a third. A report of 80 can no longer be explained by noise: `tau` must be large,
+# Of a report of 28 a third is left. A report of 80 can no longer be explained by noise: `tau` must be large,
 # schools do differ, and the pull towards the others becomes weaker.
 #
 # ## What to remember

@@ -123,7 +123,7 @@ draws = post.sample(4_000, given=given, refine=True, key=jax.random.key(3))
 about = draws.posterior.attrs
 print(f"Pareto k {about['pareto_k']:.2f}")
 print(about["tempering_steps"], "weightings,", about["moves"], "moves")
-print(arviz_stats.summary(draws, kind="stats"))
+print(arviz_stats.summary(draws, kind="stats", round_to=3))
 
 # %% [markdown]
 # Stan's case study has .55 for `alpha`, .028 for `beta`, .80 for `gamma`, .024 for `delta`, both `sigma` at .25, and

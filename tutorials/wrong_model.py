@@ -95,9 +95,8 @@ robust_found = cpe.check(
 print(robust_found)
 
 # %% [markdown]
-# `Posterior predictive` has no complaint any more. When we ran this, `Likelihood` had one: it found the draws a little
-# too wide. That is about the network, which was trained for 20 epochs only, and longer training is the answer to it. It
-# is not about the model.
+# `Posterior predictive` has no complaint any more. Should another line have one on your machine, it is about the network,
+# which was trained for 20 epochs only, and not about the model: longer training is the answer to it.
 #
 # ## Which of the two?
 #

@@ -33,8 +33,8 @@ from cpejax.program.simulations import Simulations, check_count, offsets
 from cpejax.program.simulator import Program
 from cpejax.util.keys import check_key
 
-REFINED = 200
-"""Held-out simulations by which it is told whether the learned likelihood makes draws better."""
+REFINED = 500
+"""Maximum number of held-out simulations by which it is told whether the learned likelihood makes draws better."""
 FIRST = 10_000
 """Simulations by which values are standardised and epochs are compared, where all others are fresh."""
 
