@@ -535,3 +535,9 @@ def test_workflow(small, number):
     subprocess.run(line, check=True)
     assert len(pd.read_csv(small / "results.csv")) == 2
     assert {path: path.stat().st_mtime_ns for path in done} == done
+    row, *others = sorted(small.glob("metrics/**/*.csv"))
+    kept = {path: path.stat().st_mtime_ns for path in others}
+    row.unlink()  # to be computed again
+    subprocess.run(line, check=True)
+    assert row.exists()
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
