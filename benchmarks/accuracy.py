@@ -186,15 +186,15 @@ ALL = {
 
 
 def rows_of_tasks():
-    """Mean C2ST of the nine tasks' draws, refined and as they are, each of the latter, and the gain by emulation."""
+    """Mean C2ST of the nine tasks' draws, as they are and refined, each of the former, and gains in log-density."""
     rows = read_table(RESULTS.with_name("bench.csv"))
     rows = rows[(rows["method"] == "CPE") & (rows["budget"] == 10_000) & (rows["seed"] == 0)]
     for name in cpe.tasks.names():
         of_task = rows[rows["task"] == name]
         plain, refined = (of_task.loc[of_task["solver"] == solver, "c2st"] for solver in ("plain", "refined"))
         if len(plain):
-            gain = of_task[["emulation_gain", "emulation_error"]].iloc[0]
-            yield name, cpe.tasks.get(name).theta_dim, plain.mean(), refined.mean(), plain, gain
+            gains = [of_task[[f"{by}_gain", f"{by}_error"]].iloc[0] for by in ("emulation", "refinement")]
+            yield name, cpe.tasks.get(name).theta_dim, plain.mean(), refined.mean(), plain, gains
 
 
 def rows_of_models(found):
@@ -202,9 +202,11 @@ def rows_of_models(found):
     names = {"vector_gaussian": "linear Gaussian, as one vector", "groups_8": "eight normal groups"}
     for key, name in names.items():
         if key in found:
-            score, emulation = found[key].get("all", found[key]), found[key].get("emulation")
-            gain = (emulation["with"] - emulation["without"], emulation["error"]) if emulation else (np.nan, np.nan)
-            yield name, found[key].get("parameters", 10), score["c2st"], np.nan, score["each"], gain
+            score, gains = found[key].get("all", found[key]), []
+            for by, before, after in (("emulation", "without", "with"), ("refinement", "plain", "refined")):
+                one = found[key].get(by)
+                gains.append((one[after] - one[before], one["error"]) if one else (np.nan, np.nan))
+            yield name, found[key].get("parameters", 10), score["c2st"], np.nan, score["each"], gains
 
 
 def document(found):
@@ -214,10 +216,18 @@ def document(found):
         return "–" if np.isnan(x) else f"{x:.3f}".removeprefix("0")
 
     rows = []
-    for name, size, c2st, refined, each, (gain, error) in [*rows_of_tasks(), *rows_of_models(found)]:
-        gained = "–" if np.isnan(gain) else f"{gain:+.2f} ± {error:.2f}"
-        rows.append([name.replace("_", " "), size, number(c2st), number(refined), " ".join(map(number, each)), gained])
-    head = ["model", "parameters", "C2ST", "refined", "each observation, not refined", "gain by emulation, nats"]
+    for name, size, c2st, refined, each, gains in [*rows_of_tasks(), *rows_of_models(found)]:
+        gained = ["–" if np.isnan(gain) else f"{gain:+.3f} ± {error:.3f}" for gain, error in gains]
+        rows.append([name.replace("_", " "), size, number(c2st), number(refined), " ".join(map(number, each)), *gained])
+    head = [
+        "model",
+        "parameters",
+        "C2ST",
+        "refined",
+        "each observation, not refined",
+        "emulation, nats",
+        "refinement, nats",
+    ]
     page.fill(Path(__file__).parents[1] / "docs" / "inference.md", {"accuracy": page.table(head, rows)})
 
 

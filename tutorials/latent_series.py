@@ -55,8 +55,8 @@ model = cpe.Model.from_prior(prior, river, observed="flow")
 #
 # A hundred numbers in a row are not a hundred unrelated inputs. A convolutional network slides a window along the
 # series, with the same weights everywhere. Give it as the *embedding* of the site. The simulator is JAX, so `cpe.fit`
-# makes its own simulations, new ones in every epoch, 20,000 steps of a hundred. That takes a minute or two. A quarter of
-# the steps would not do here: a network learns the scatter of a series soon, and what moves beneath it late.
+# makes its own simulations, new ones in every epoch, for 20,000 steps of a hundred: a minute or two. A quarter of
+# them would not do here, for a network learns the scatter of a series soon, and what moves beneath it late.
 
 # %%
 embed = {"flow": cpe.ConvEmbedding((YEARS,), key=jax.random.key(0))}

@@ -95,8 +95,8 @@ robust_found = cpe.check(
 print(robust_found)
 
 # %% [markdown]
-# `Posterior predictive` has no complaint any more. Should another line have one on your machine, it is about the network,
-# which was trained for 20 epochs only, and not about the model: longer training is the answer to it.
+# `Posterior predictive` has no complaint any more. Should another line have one on your machine, it is about the
+# network, which was trained for 20 epochs only, and not about the model: longer training is the answer to it.
 #
 # ## Which of the two?
 #

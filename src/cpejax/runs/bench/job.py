@@ -107,7 +107,7 @@ def run_fit(config: Config, run: Run) -> Posterior | None:
     )
     seconds = time.perf_counter() - began
     posterior.save(folder / "posterior")
-    history, emulation = posterior.history, posterior.history.emulation
+    history, emulation, refinement = posterior.history, posterior.history.emulation, posterior.history.refinement
     about = {
         "weights": posterior.weights,
         "epochs": len(history.train),
@@ -115,6 +115,8 @@ def run_fit(config: Config, run: Run) -> Posterior | None:
         "emulated": posterior.emulator is not None,
         "emulation_gain": emulation["with"] - emulation["without"] if emulation else None,
         "emulation_error": emulation.get("error"),
+        "refinement_gain": refinement["refined"] - refinement["plain"] if refinement else None,
+        "refinement_error": refinement.get("error"),
         "seconds_fit": seconds,
         "megabytes": peak_megabytes(),
         "versions": versions(),
@@ -235,7 +237,9 @@ def run_metrics(config: Config, run: Run) -> None:
                 shown.setdefault(solver, found[:SHOWN])
             row |= about
             row |= {name: fitted[name] for name in ("weights", "epochs", "seconds_fit", "megabytes")}
-            row |= {name: fitted.get(name) for name in ("emulation_gain", "emulation_error")}
+            row |= {
+                f"{by}_{x}": fitted.get(f"{by}_{x}") for by in ("emulation", "refinement") for x in ("gain", "error")
+            }
             row |= {"seconds_simulate": simulated["seconds"]}
             row |= {"made": datetime.now(UTC).isoformat(timespec="seconds")}
             row |= {f"version_{name}": value for name, value in fitted["versions"].items()}
