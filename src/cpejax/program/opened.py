@@ -90,12 +90,12 @@ class OpenSimulations(Mapping[str, np.ndarray]):
         firsts = np.cumsum([0, *self.sizes.values()])
         files = np.searchsorted(firsts, numbers, side="right") - 1
         cuts = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(files) != 0)) + 1
-        runs = [*zip([0, *cuts], [*cuts, len(numbers)], strict=True)] if len(numbers) else []
-        for i, path in enumerate(self.sizes):
-            here = [(a, b, int(numbers[a] - firsts[i])) for a, b in runs if files[a] == i]
-            if not here:
-                continue
-            with safe_open(path, "numpy") as file:
+        runs: dict[int, list[tuple[int, int, int]]] = {}
+        for a, b in zip([0, *cuts], [*cuts, len(numbers)], strict=True) if len(numbers) else ():
+            runs.setdefault(int(files[a]), []).append((a, b, int(numbers[a] - firsts[files[a]])))
+        paths = list(self.sizes)
+        for i, here in runs.items():
+            with safe_open(paths[i], "numpy") as file:
                 for name in names:
                     column = file.get_slice(SITE + name)
                     for a, b, start in here:
