@@ -4,6 +4,7 @@
     python benchmarks/defaults.py two_moons default depth=3  # some, by name
     python benchmarks/defaults.py slcp activation=silu,key=2 # several options changed, `key` that of `fit` (default 1)
     python benchmarks/defaults.py tree ensemble=3,emulate=false
+    python benchmarks/defaults.py --docs                     # the tables of docs/inference.md and docs/emulation.md
 
 Its mean differs from that of the exact posterior by the mean divergence between the two, so differences between
 variants are differences in divergence. Each task has 10,000 simulations for training and 4,000 for this. What a run
@@ -24,6 +25,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import page
 
 import cpejax as cpe
 from cpejax.flows.ancestral import networks
@@ -51,6 +53,12 @@ VARIANTS = [
     "batch_size=200",
 ]
 """The defaults with one option changed."""
+WITHOUT = "emulate=false"
+SHOWN = {
+    "inference.md": ("defaults", ["depth=3", "depth=7", "components=1", "weight_decay=0.02", "learning_rate=0.002"]),
+    "emulation.md": ("ensembles", ["ensemble=3", "ensemble=5"]),
+}
+"""What the tables of the documentation show, all without emulation, beside `WITHOUT` alone."""
 
 
 def program_of(task: str) -> tuple[Any, Any]:
@@ -106,7 +114,29 @@ def held_out(posterior: cpe.Posterior, fresh: cpe.Simulations) -> dict[str, floa
     }
 
 
+def document(known: dict[str, Any]) -> None:
+    docs = Path(__file__).parents[1] / "docs"
+
+    def cell(found: dict[str, Any], name: str) -> str:
+        return f"{found[name]['log_density']:.3f} ({found[name]['seconds']:.0f} s)" if name in found else "–"
+
+    for name, (mark, variants) in SHOWN.items():
+        without = [WITHOUT, *(f"{variant},{WITHOUT}" for variant in variants)]
+        names = without if mark == "defaults" else [*without, "default", "ensemble=3"]
+        rows = [
+            [task.replace("_", " "), *(cell(found, variant) for variant in names)]
+            for task, found in known.items()
+            if without[1] in found
+        ]
+        words = ["", *variants] if mark == "defaults" else names  # the text says that all are without emulation
+        head = ["", *(f"`{word.replace(',', ', ')}`" if word not in ("", "default") else "defaults" for word in words)]
+        page.fill(docs / name, {mark: page.table(head, rows)})
+
+
 def main(arguments: list[str]) -> None:
+    if arguments == ["--docs"]:
+        document(json.loads(RESULTS.read_text()))
+        return
     tasks = [arguments[0]] if arguments else ["two_moons", "slcp", "groups_8", "hierarchical"]
     for task in tasks:
         for variant in arguments[1:] or VARIANTS:
