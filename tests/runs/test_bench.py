@@ -77,11 +77,14 @@ def test_names():
 
 
 def test_observations():
-    """Five of the paper's tasks, and ten of sbi's, unless fewer are asked for."""
+    """Five of the paper's tasks, and ten of sbi's, unless fewer are asked for; all for seed 0, and one for another."""
     options = Config(tasks=["tree"], methods=["CPE"])
     assert options.observations_of(tasks.get("tree")) == tuple(range(5))
     assert options.observations_of(tasks.get("sbibm/sir")) == tuple(range(1, 11))
     assert Config(tasks=["tree"], methods=["CPE"], observations=2).observations_of(tasks.get("sbibm/sir")) == (1, 2)
+    assert options.observations_of_fit(tasks.get("tree"), 0) == tuple(range(5))
+    assert [options.observations_of_fit(tasks.get("tree"), seed) for seed in (1, 4, 6)] == [(1,), (4,), (1,)]
+    assert options.observations_of_fit(tasks.get("sbibm/sir"), 4) == (5,)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +163,17 @@ def test_fits_of_another_table_are_not_run(tmp_path):
     pd.DataFrame(rows, columns=table.KEYS).to_csv(known, index=False)
     with pytest.raises(Failure, match="nothing to run"):
         command.runs_left(config, tmp_path, known)
+
+
+def test_means_weigh_observations_alike():
+    """However many seeds were judged by each."""
+    rows = [
+        ("tree", "CPE", 10_000, seed, number, score) for seed, number, score in [(0, 0, 0.5), (0, 1, 0.6), (1, 1, 0.8)]
+    ]
+    frame = pd.DataFrame(rows, columns=["task", "method", "budget", "seed", "observation", "c2st"])
+    found = table.means(frame.assign(variant="CPE"))
+    assert found["c2st"].tolist() == [pytest.approx(0.6)]
+    assert found["rows"].tolist() == [3]
 
 
 def quick_c2st(x, y, method="fast"):
@@ -332,6 +346,7 @@ def test_published_figures(tmp_path):
             "task": "sbibm/sir",
             "method": ["CPE", "B"],
             "solver": "s",
+            "observation": 1,
             "budget": 10_000,
             "c2st_fast": [0.7, 0.6],
             "c2st_mlp": [None, 0.65],

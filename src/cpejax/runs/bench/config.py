@@ -43,8 +43,8 @@ class Config:
     - `tasks`, `methods`: names, or Python files of the user's own that define `TASK` and `METHOD`.
     - `budgets`: numbers of simulations; `seeds`: of simulations, fits and draws.
     - `draws`: for each observation.
-    - `observations`: the maximum number for each fit. Every fit is judged by all observations of its task, of which
-        sbi's have ten and others five. The paper judges the fit with seed `i` by observation `i` only: those rows.
+    - `observations`: the maximum number of each task; sbi's have ten and others five. The fit with seed 0 is judged by
+        all, as in sbi's benchmark, and a fit with another seed by one of its own, as in the paper.
     - `c2st`: which definitions of C2ST are computed, `"fast"` or `"mlp"`, the published one.
     - `training`: options of `cpe.Training` for all methods, for short trials.
     - `threads`: the number of cores of a job.
@@ -110,8 +110,13 @@ class Config:
                         yield Run(task, method, budget, seed)
 
     def observations_of(self, task: Task) -> tuple[int, ...]:
-        """The observations that fits are judged by."""
+        """The observations of a task that some fit is judged by."""
         return task.observations[: self.observations]
+
+    def observations_of_fit(self, task: Task, seed: int) -> tuple[int, ...]:
+        """The observations that the fit with a seed is judged by."""
+        numbers = self.observations_of(task)
+        return numbers if seed == 0 else (numbers[seed % len(numbers)],)
 
     def check(self) -> None:
         """Errors of names, files and data that are not there, before anything is computed."""

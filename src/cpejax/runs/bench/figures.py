@@ -41,7 +41,7 @@ def all_figures(config: Config, folder: Path, *, draws: bool = True) -> Iterator
     yield BenchFigure(
         "summary",
         partial(summary, by_budget),
-        "Mean C2ST over the tasks that all methods have draws of, their seeds and observations; .5 is perfect.",
+        "Mean C2ST over the tasks that all methods have draws of, their observations and seeds; .5 is perfect.",
     )
     for budget in sorted(set(scored["budget"])):
         rows = scored[scored["budget"] == budget]
@@ -162,7 +162,7 @@ def cost(table: pd.DataFrame) -> Figure:
 def shown_draws(config: Config, folder: Path, name: str) -> dict[str, np.ndarray]:
     """The first two parameters of a task, of the reference and of methods, for one observation, the largest budget."""
     seed, budget = config.seeds[0], config.budgets[-1]
-    number = config.observations_of(config.task(name))[0]
+    number = config.observations_of_fit(config.task(name), seed)[0]
     runs = [run for run in config.runs() if (run.task, run.budget, run.seed) == (name, budget, seed)]
     done = {run: path for run in runs if (path := folder / "metrics" / f"{run.path}.npz").is_file()}
     if not done:

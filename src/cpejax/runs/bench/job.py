@@ -128,7 +128,7 @@ def run_fit(config: Config, run: Run) -> Posterior | None:
 
 def run_fit_of_peer(config: Config, run: Run, task: Task, peer: Peer) -> None:
     """A peer fitted and drawn from in its own environment; draws lie beside `fit.json` until they are asked for."""
-    folder, numbers = Path("fits") / run.path, config.observations_of(task)
+    folder, numbers = Path("fits") / run.path, config.observations_of_fit(task, run.seed)
     path = Path("simulations") / run.task / f"{run.budget}-{run.seed}.npz"
     with np.load(path, allow_pickle=False) as file:
         simulations = {site: file[site] for site in task.shapes}
@@ -184,7 +184,7 @@ def run_draws(config: Config, run: Run, posterior: Posterior | None = None) -> N
     arrays: dict[str, np.ndarray] = {}
     about: dict[str, Any] = {}
     for solver, options in entry.draws.items():
-        for number in config.observations_of(task):
+        for number in config.observations_of_fit(task, run.seed):
             where = f"{solver}/{number}"
             if solver == REFINED and posterior.emulator is None:
                 about[where] = {"note": "no likelihood was learned"}

@@ -93,7 +93,7 @@ def read_table(path: Path) -> pd.DataFrame:
 def rows_of(config: Config, run: Run) -> list[tuple[Any, ...]]:
     """The keys of the rows that a fit gives."""
     name, solvers = config.label(run.task), config.entry(run.method).draws
-    observations = config.observations_of(config.task(run.task))
+    observations = config.observations_of_fit(config.task(run.task), run.seed)
     return [(name, run.method, run.budget, run.seed, number, solver) for solver in solvers for number in observations]
 
 
@@ -104,12 +104,13 @@ def missing(config: Config, table: pd.DataFrame) -> list[Run]:
 
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds and observations for each task, variant and budget, with the number of rows."""
+    """Means over observations, of each over seeds, for each task, variant and budget, with the number of rows."""
     numbers = ["c2st", "c2st_null", "hmin", "hmin_null", "acceptance", "ess", "weights", "epochs"]
     numbers += ["seconds_simulate", "seconds_fit", "seconds_draw", "megabytes"]
-    grouped = table.dropna(subset=["c2st"]).groupby(["task", "budget", "variant"], sort=False)
-    found = grouped[[name for name in numbers if name in table]].mean()
-    found.insert(0, "rows", grouped.size())
+    table, keys = table.dropna(subset=["c2st"]), ["task", "budget", "variant"]
+    each = table.groupby([*keys, "observation"], sort=False)[[name for name in numbers if name in table]].mean()
+    found = each.groupby(keys, sort=False).mean()
+    found.insert(0, "rows", table.groupby(keys, sort=False).size())
     return found.reset_index()
 
 
