@@ -169,21 +169,16 @@ def standings_words(rows: pd.DataFrame, *, names: bool) -> str:
 
 
 def in_a_sentence(rows: pd.DataFrame) -> str:
-    """Where the default and the paper's CPE win and lose, in words."""
+    """Where the default, in each way to draw, and the paper's CPE win and lose, in words."""
     found = standings(rows)
-    count, found = found.attrs["tasks"], found.set_index("variant")
     words = []
-    for what, variants in (
-        ("The default", [v for v in found.index if v == "CPE" or v.startswith("CPE, ")]),
-        ("CPE as published", [v for v in found.index if v.startswith(PAPER)]),
-    ):
-        if not variants:
+    for row in found.itertuples():
+        ours, papers = row.variant == "CPE" or row.variant.startswith("CPE, "), row.variant.startswith(PAPER)
+        if not ours and not papers:
             continue
-        best = dict.fromkeys(task for v in variants for task in found.loc[v, "best"])
-        worst = dict.fromkeys(task for v in variants for task in found.loc[v, "worst"])
-        line = f"{what} ({', '.join(f'`{v}`' for v in variants)}) is best, or within {CLOSE} of the best, on "
-        line += f"{len(best)} of {count} tasks"
-        line += f", and worst on {', '.join(worst)}." if worst else ", and worst on none."
+        line = f"`{row.variant}`{' (CPE as published)' if papers else ''} is best, or within {CLOSE} of the best, on "
+        line += f"{len(row.best)} of {found.attrs['tasks']} tasks"
+        line += f", and worst on {', '.join(row.worst)}." if row.worst else ", and worst on none."
         words.append(line)
     return " ".join(words)
 

@@ -53,12 +53,24 @@ VARIANTS = [
     "batch_size=200",
 ]
 """The defaults with one option changed."""
-WITHOUT = "emulate=false"
 SHOWN = {
-    "inference.md": ("defaults", ["depth=3", "depth=7", "components=1", "weight_decay=0.02", "learning_rate=0.002"]),
-    "emulation.md": ("ensembles", ["ensemble=3", "ensemble=5"]),
+    ("inference.md", "defaults"): {
+        "defaults": "emulate=false",
+        "`depth=3`": "depth=3,emulate=false",
+        "`depth=7`": "depth=7,emulate=false",
+        "`components=1`": "components=1,emulate=false",
+        "`weight_decay=.02`": "weight_decay=0.02,emulate=false",
+        "`learning_rate=.002`": "learning_rate=0.002,emulate=false",
+    },
+    ("emulation.md", "ensembles"): {
+        "`emulate=False`": "emulate=false",
+        "`emulate=False, ensemble=3`": "ensemble=3,emulate=false",
+        "`emulate=False, ensemble=5`": "ensemble=5,emulate=false",
+        "defaults": "default",
+        "`ensemble=3`": "ensemble=3",
+    },
 }
-"""What the tables of the documentation show, all without emulation, beside `WITHOUT` alone."""
+"""The tables of the documentation: their columns, and the variant in each. A task is there if it has the second."""
 
 
 def program_of(task: str) -> tuple[Any, Any]:
@@ -115,22 +127,18 @@ def held_out(posterior: cpe.Posterior, fresh: cpe.Simulations) -> dict[str, floa
 
 
 def document(known: dict[str, Any]) -> None:
-    docs = Path(__file__).parents[1] / "docs"
+    """The tables of the documentation, from what is stored."""
 
     def cell(found: dict[str, Any], name: str) -> str:
         return f"{found[name]['log_density']:.3f} ({found[name]['seconds']:.0f} s)" if name in found else "–"
 
-    for name, (mark, variants) in SHOWN.items():
-        without = [WITHOUT, *(f"{variant},{WITHOUT}" for variant in variants)]
-        names = without if mark == "defaults" else [*without, "default", "ensemble=3"]
+    for (name, mark), columns in SHOWN.items():
         rows = [
-            [task.replace("_", " "), *(cell(found, variant) for variant in names)]
+            [task.replace("_", " "), *(cell(found, variant) for variant in columns.values())]
             for task, found in known.items()
-            if without[1] in found
+            if list(columns.values())[1] in found
         ]
-        words = ["", *variants] if mark == "defaults" else names  # the text says that all are without emulation
-        head = ["", *(f"`{word.replace(',', ', ')}`" if word not in ("", "default") else "defaults" for word in words)]
-        page.fill(docs / name, {mark: page.table(head, rows)})
+        page.fill(Path(__file__).parents[1] / "docs" / name, {mark: page.table(["", *columns], rows)})
 
 
 def main(arguments: list[str]) -> None:

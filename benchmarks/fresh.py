@@ -1,4 +1,4 @@
-"""The nine tasks with as many simulations as training asks for: what error is left that no simulation can take away.
+"""The nine tasks with as many simulations as training asks for: what error is left then.
 
     python benchmarks/fresh.py                    # all tasks that are not there yet: two minutes each
     python benchmarks/fresh.py hyperboloid tree   # some, again
@@ -47,8 +47,7 @@ def measure(name):
 
 def matrix(task, tree):
     """The draws of all chains, one column a number."""
-    found = {site: tree.posterior[site].values for site in task.parameters}
-    return task.ravel({site: x.reshape(-1, *x.shape[2:]) for site, x in found.items()})
+    return task.ravel({site: tree.posterior[site].values.reshape(-1, *task.shapes[site]) for site in task.parameters})
 
 
 def document(found):
